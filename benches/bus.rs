@@ -6,7 +6,7 @@
 #[path = "shared/whole.rs"]
 mod whole;
 
-use notibus::store::Database;
+use notibus::store::Store;
 use tokio::runtime::Runtime;
 use whole::Case;
 
@@ -18,9 +18,9 @@ fn main() {
     let runtime = Runtime::new().unwrap();
     for case in Case::all() {
         runtime.block_on(async {
-            whole::print("memory", &Database::memory(), case).await;
+            whole::print("memory", &Store::memory(), case).await;
             let folder = tempfile::tempdir().unwrap();
-            let store = Database::open_dir(folder.path()).unwrap();
+            let store = Store::open_dir(folder.path()).unwrap();
             whole::print("folder", &store, case).await;
         });
     }

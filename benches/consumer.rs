@@ -11,14 +11,14 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use notibus::{
     Bus, BusOptions, Consumer, Cursor, Db, DbInstance, NodeOptions, Notification, NotifierOptions,
     consumer::{Batch, ConsumerOptions, ConsumerSettings, Work},
-    store::{AtomicOp, Database, testing::Faults},
+    store::{AtomicOp, Store, testing::Faults},
 };
 use tokio::runtime::Runtime;
 
 const ROWS: u64 = 20_000;
 
 /// A bus whose feed of `shards` shards has [`ROWS`] rows.
-async fn filled(store: &Database, shards: u32) -> Bus {
+async fn filled(store: &Store, shards: u32) -> Bus {
     let bus = Bus::open(store, BusOptions::default().shards(shards)).await.unwrap();
     let producer = bus.producer();
     for first in (0..ROWS).step_by(100) {
@@ -50,14 +50,14 @@ enum Kind {
 }
 
 /// Reads the feed once, and returns the time from the node's start on.
-async fn consume(store: &Database, bus: &Bus, kind: Kind) -> Duration {
+async fn consume(store: &Store, bus: &Bus, kind: Kind) -> Duration {
     let before = bus.stats().consumer_rows;
     let handle = bus.consumer("bench").unwrap();
-    handle.create(&ConsumerSettings::default().start(Cursor::NOTHING.into())).await.unwrap();
+    handle.create(&ConsumerSettings::default().start(Cursor::BEGINNING.into())).await.unwrap();
     let started = Instant::now();
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let options = ConsumerOptions::default().max_concurrency(64);
-    let member = node.consumer("bench").unwrap().start_from(Cursor::NOTHING).options(options);
+    let member = node.consumer("bench").unwrap().start_from(Cursor::BEGINNING).options(options);
     let store = store.clone();
     let consumer = match kind {
         Kind::Batches => member.run_batches(|_: Batch<Notification>| async { Ok(()) }).await.unwrap(),
@@ -117,7 +117,7 @@ fn reading(criterion: &mut Criterion) {
     ];
     for (name, kind) in kinds {
         for shards in [1, 4] {
-            let store = Database::memory();
+            let store = Store::memory();
             let bus = runtime.block_on(filled(&store, shards));
             group.bench_function(BenchmarkId::new(name, shards), |bencher| {
                 bencher.iter_custom(|runs| {
@@ -137,9 +137,9 @@ fn reading(criterion: &mut Criterion) {
 
 /// Prints what `count` consumers on a node cost.
 async fn many(count: usize) {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = Bus::open(&faults.database(), BusOptions::default().shards(1)).await.unwrap();
+    let bus = Bus::open(&faults.store(), BusOptions::default().shards(1)).await.unwrap();
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let (mut members, began, before) = (Vec::new(), Instant::now(), faults.counts());
     for n in 0..count {

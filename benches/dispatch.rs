@@ -32,7 +32,7 @@ use notibus::{
     NotifierOptions, Sequence,
     dispatcher::{BatchSubscription, Item, Subscription},
     event::Versionstamp,
-    store::Database,
+    store::Store,
 };
 use tokio::{
     runtime::Runtime,
@@ -140,7 +140,7 @@ impl Want {
 }
 
 /// A row of the bus, to be copied.
-async fn template(bus: &Bus, store: &Database) -> Notification {
+async fn template(bus: &Bus, store: &Store) -> Notification {
     let notifier =
         bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -385,7 +385,7 @@ fn resident() -> usize {
 /// other cases.
 fn resting(_: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
     let filters: [(&str, FilterOf); 3] = [
         ("exact", |n| Want::Exact.filter(n)),
@@ -418,7 +418,7 @@ fn measure(group: &mut BenchmarkGroup<'_, WallTime>, id: String, mut run: impl F
 
 fn dispatching(c: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
     let template = runtime.block_on(template(&bus, &store));
     let mut group = c.benchmark_group("dispatch");

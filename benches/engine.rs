@@ -13,7 +13,7 @@ use std::{
 };
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use notibus::store::{Database, Isolation, KeyRange, RangeRead};
+use notibus::store::{Isolation, KeyRange, RangeRead, Store};
 use tokio::{runtime::Runtime, task::JoinSet};
 
 /// The key number `n`, spread over the key space.
@@ -24,14 +24,14 @@ fn key(n: u64) -> [u8; 32] {
 }
 
 /// Commits `count` transactions with `writers` tasks.
-async fn commit(db: &Database, writers: u64, count: u64) -> Duration {
+async fn commit(store: &Store, writers: u64, count: u64) -> Duration {
     let started = Instant::now();
     let mut tasks = JoinSet::new();
     for writer in 0..writers {
-        let db = db.clone();
+        let store = store.clone();
         tasks.spawn(async move {
             for n in (writer..count).step_by(usize::try_from(writers).unwrap()) {
-                let tx = db.begin();
+                let tx = store.begin();
                 tx.set(&key(n), &[7; 100]);
                 tx.commit().await.unwrap();
             }
@@ -53,9 +53,9 @@ fn open(c: &mut Criterion) {
         // Only if this benchmark is asked for.
         let dir = folder.get_or_init(|| {
             let dir = tempfile::tempdir().unwrap();
-            let db = Database::open_dir(dir.path()).unwrap();
-            runtime.block_on(commit(&db, 1_000, OPENED_ROWS));
-            drop(db);
+            let store = Store::open_dir(dir.path()).unwrap();
+            runtime.block_on(commit(&store, 1_000, OPENED_ROWS));
+            drop(store);
             let files = std::fs::read_dir(dir.path()).unwrap();
             let len: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
             println!("{OPENED_ROWS} rows of 132 bytes: {len} bytes on disk");
@@ -64,7 +64,7 @@ fn open(c: &mut Criterion) {
         b.iter_custom(|count| {
             let opened = (0..count).map(|_| {
                 let started = Instant::now();
-                let _db = black_box(Database::open_dir(dir.path()).unwrap());
+                let _db = black_box(Store::open_dir(dir.path()).unwrap());
                 started.elapsed()
             });
             opened.sum()
@@ -80,8 +80,8 @@ fn engine(c: &mut Criterion) {
     for writers in [1, 8] {
         group.bench_function(format!("commit/memory/{writers} writers"), |b| {
             b.iter_custom(|count| {
-                let db = Database::memory();
-                runtime.block_on(commit(&db, writers, count))
+                let store = Store::memory();
+                runtime.block_on(commit(&store, writers, count))
             });
         });
     }
@@ -90,26 +90,26 @@ fn engine(c: &mut Criterion) {
         group.bench_function(format!("commit/folder/{writers} writers"), |b| {
             b.iter_custom(|count| {
                 let dir = tempfile::tempdir().unwrap();
-                let db = Database::open_dir(dir.path()).unwrap();
-                runtime.block_on(commit(&db, writers, count))
+                let store = Store::open_dir(dir.path()).unwrap();
+                runtime.block_on(commit(&store, writers, count))
             });
         });
     }
     group.sample_size(100);
 
     let rows = 100_000;
-    let db = Database::memory();
-    runtime.block_on(commit(&db, 1, rows));
+    let store = Store::memory();
+    runtime.block_on(commit(&store, 1, rows));
     let mut next = 0;
     group.bench_function("get", |b| {
         b.iter_custom(|count| {
             runtime.block_on(async {
                 let started = Instant::now();
-                let mut tx = db.begin();
+                let mut tx = store.begin();
                 for n in 0..count {
                     // A transaction lives 5 s.
                     if n % 100_000 == 99_999 {
-                        tx = db.begin();
+                        tx = store.begin();
                     }
                     next = (next + 1) % rows;
                     black_box(tx.get(&key(next), Isolation::Snapshot).await.unwrap());
@@ -122,7 +122,7 @@ fn engine(c: &mut Criterion) {
     group.bench_function("scan of 100,000 rows", |b| {
         b.iter(|| {
             runtime.block_on(async {
-                let tx = db.begin();
+                let tx = store.begin();
                 let mut pages = tx.pages(RangeRead::new(KeyRange::prefix("k")), Isolation::Snapshot);
                 let mut found = 0;
                 while let Some(page) = pages.next().await.unwrap() {

@@ -25,7 +25,7 @@ use notibus::{
     changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
     consumer::{HandlerResult, ParallelBatch, ParallelJob},
     feed::Feed,
-    store::{AtomicOp, Database, Isolation, Transaction},
+    store::{AtomicOp, Isolation, Store, Transaction},
 };
 use tokio::runtime::Runtime;
 
@@ -41,7 +41,7 @@ const DOCS: u64 = 10_000;
 
 /// A store with the changes feed of a database.
 struct FeedFixture {
-    store: Database,
+    store: Store,
     changes: Changes,
     db: Db,
 }
@@ -60,7 +60,7 @@ fn key(n: u64) -> Vec<u8> {
 impl FeedFixture {
     /// An empty feed of so many shards.
     async fn new(shards: u32) -> Self {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
         let db = Db::new("docs".parse().unwrap(), DbInstance::new());
         let options = ChangesOptions::default().shards(shards);
@@ -131,7 +131,7 @@ fn resident_kb() -> u64 {
 /// Reads the whole feed, and prints the time and the memory.
 async fn read_all(name: &str, feed: &Feed<Change>, page_rows: usize) {
     let before = resident_kb();
-    let (mut cursor, mut rows, mut peak) = (Cursor::NOTHING, 0, before);
+    let (mut cursor, mut rows, mut peak) = (Cursor::BEGINNING, 0, before);
     let started = Instant::now();
     loop {
         let page = feed.page(cursor, page_rows).await.unwrap();
@@ -176,7 +176,7 @@ fn reads(c: &mut Criterion) {
         for page_rows in [1_000, 10_000] {
             let name = format!("{shards} shards, pages of {page_rows}");
             // The first benchmark that is not filtered out fills the feed.
-            let (mut cursor, mut is_first) = (Cursor::NOTHING, true);
+            let (mut cursor, mut is_first) = (Cursor::BEGINNING, true);
             group.bench_function(&name, |b| {
                 let fixture: &FeedFixture = filled.get_or_insert_with(|| {
                     let fixture = runtime.block_on(FeedFixture::filled(shards, ROWS));
@@ -248,7 +248,7 @@ fn jobs(c: &mut Criterion) {
         let fixture = runtime.block_on(FeedFixture::filled(shards, JOB_ROWS));
         group.bench_function(format!("{shards} shards"), |b| {
             b.to_async(&runtime).iter(|| async {
-                let job = ParallelJob::new(fixture.feed(), Cursor::NOTHING);
+                let job = ParallelJob::new(fixture.feed(), Cursor::BEGINNING);
                 job.run(hash).await.unwrap()
             });
         });

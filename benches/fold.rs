@@ -18,7 +18,7 @@ use std::{
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, NodeOptions, NotifierOptions, node::BalanceOptions, store::Database,
+    Bus, BusOptions, Db, DbInstance, NodeOptions, NotifierOptions, node::BalanceOptions, store::Store,
 };
 use tokio::runtime::Runtime;
 
@@ -29,7 +29,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// How many databases rest while their memory is measured.
 const AT_REST: u64 = 100_000;
 
-async fn record(store: &Database, bus: &Bus, dbs: &[Db]) {
+async fn record(store: &Store, bus: &Bus, dbs: &[Db]) {
     let producer = bus.producer();
     for some in dbs.chunks(100) {
         store
@@ -45,7 +45,7 @@ async fn record(store: &Database, bus: &Bus, dbs: &[Db]) {
 }
 
 /// Folds an event of each of `databases` on `nodes` nodes with one thread each, and returns the time.
-fn fold(store: &Database, nodes: u32, databases: u64) -> Duration {
+fn fold(store: &Store, nodes: u32, databases: u64) -> Duration {
     let (folded, ready) = (AtomicU64::new(0), Barrier::new(nodes as usize));
     let share = BusOptions::default().partitions.div_ceil(nodes);
     let work = async || {
@@ -90,7 +90,7 @@ fn resident() -> Option<u64> {
 fn memory(_: &mut Criterion) {
     let Some(before) = resident() else { return };
     let runtime = Runtime::new().unwrap();
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
     let dbs: Vec<_> = (0..AT_REST).map(database).collect();
     for _ in 0..2 {
@@ -111,7 +111,7 @@ fn database(n: u64) -> Db {
 
 /// The time of the last of `rounds` folds of `databases` in a new store.
 fn last_fold(runtime: &Runtime, nodes: u32, databases: u64, rounds: u32) -> Duration {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
     let dbs: Vec<_> = (0..databases).map(database).collect();
     let fold = |_| {

@@ -27,7 +27,7 @@ use std::{
 use criterion::{Criterion, Throughput};
 use notibus::{
     Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NodeOptions, NotifierOptions, Producer,
-    store::{Database, stop_network},
+    store::{Store, stop_network},
 };
 use tokio::{runtime::Runtime, task::JoinSet};
 use tokio_stream::StreamExt;
@@ -37,7 +37,7 @@ const TASKS: u64 = 64;
 
 const DATABASES: u64 = 2_000;
 
-async fn open(store: &Database, name: &str) -> Bus {
+async fn open(store: &Store, name: &str) -> Bus {
     let prefix = format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes();
     Bus::open(store, BusOptions::default().prefix(prefix)).await.unwrap()
 }
@@ -49,7 +49,7 @@ fn databases(count: u64) -> Arc<Vec<Db>> {
 }
 
 /// Commits `count` transactions that write a document each, and record an event of it if there is a producer.
-async fn write(store: &Database, producer: Option<&Producer>, dbs: &Arc<Vec<Db>>, count: u64) -> Duration {
+async fn write(store: &Store, producer: Option<&Producer>, dbs: &Arc<Vec<Db>>, count: u64) -> Duration {
     let started = Instant::now();
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
@@ -71,7 +71,7 @@ async fn write(store: &Database, producer: Option<&Producer>, dbs: &Arc<Vec<Db>>
 }
 
 /// Folds an event of each database with one notifier.
-async fn fold(store: &Database) -> Duration {
+async fn fold(store: &Store) -> Duration {
     let bus = open(store, "fold").await;
     let producer = bus.producer();
     for some in databases(DATABASES).chunks(100) {
@@ -97,7 +97,7 @@ async fn fold(store: &Database) -> Duration {
 }
 
 /// Records events one after the other, and returns the time from commit to delivery of each.
-async fn latency(store: &Database, count: u64) -> Duration {
+async fn latency(store: &Store, count: u64) -> Duration {
     let bus = open(store, "latency").await;
     let options = NotifierOptions::default().fold_interval_max(Duration::ZERO);
     let notifier = bus.node(NodeOptions::default()).await.unwrap().notifier(options).await.unwrap();
@@ -119,7 +119,7 @@ async fn latency(store: &Database, count: u64) -> Duration {
     took
 }
 
-fn run(c: &mut Criterion, runtime: &Runtime, store: &Database) {
+fn run(c: &mut Criterion, runtime: &Runtime, store: &Store) {
     let mut group = c.benchmark_group("foundationdb");
     group.sample_size(10).measurement_time(Duration::from_secs(10));
     let bus = runtime.block_on(open(store, "producer"));
@@ -149,7 +149,7 @@ fn main() {
     }
     let cluster = cluster::Cluster::start();
     let runtime = Runtime::new().unwrap();
-    let store = runtime.block_on(Database::foundationdb(cluster.file())).unwrap();
+    let store = runtime.block_on(Store::foundationdb(cluster.file())).unwrap();
     let asked: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let is_asked = |what: &str| asked.is_empty() || asked.iter().any(|argument| what.contains(argument));
     #[cfg(feature = "http")]

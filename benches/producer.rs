@@ -11,12 +11,12 @@ use notibus::{
     Bus, BusOptions, Db, DbInstance, Producer,
     event::DdocId,
     producer::ProducerOptions,
-    store::{Database, Transaction},
+    store::{Store, Transaction},
 };
 use tokio::runtime::Runtime;
 
 /// Commits `count` transactions that write a document each, with the additions of `record`.
-async fn write(store: &Database, count: u64, record: impl Fn(&Transaction)) -> Duration {
+async fn write(store: &Store, count: u64, record: impl Fn(&Transaction)) -> Duration {
     let started = Instant::now();
     for n in 0..count {
         let tx = store.begin();
@@ -29,7 +29,7 @@ async fn write(store: &Database, count: u64, record: impl Fn(&Transaction)) -> D
 
 fn producer(c: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
     let producer = bus.producer();
     let stamping: Producer =

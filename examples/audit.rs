@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, NodeOptions, Notification, Roles,
+    Bus, BusOptions, Cursor, Db, DbInstance, NodeOptions, Notification, StartOptions,
     consumer::{Batch, ConsumerOptions, HandlerResult},
     store::{
-        AtomicOp, Database, Isolation, StoreError, Transaction,
+        AtomicOp, Isolation, Store, StoreError, Transaction,
         testing::{CommitFault, Faults},
     },
 };
@@ -18,7 +18,7 @@ use notibus::{
 const COUNT: &[u8] = b"audit/count";
 
 /// Writes a line of the log for each row of `batch`, and counts them.
-async fn audit(store: &Database, batch: &Batch<Notification>) -> HandlerResult {
+async fn audit(store: &Store, batch: &Batch<Notification>) -> HandlerResult {
     let audit = async |tx: Transaction| {
         // An earlier attempt has committed, although its result was unknown or its process has died.
         if batch.commit_in(&tx).await?.is_already_committed() {
@@ -35,7 +35,7 @@ async fn audit(store: &Database, batch: &Batch<Notification>) -> HandlerResult {
 }
 
 /// The count.
-async fn count(store: &Database) -> notibus::Result<u64> {
+async fn count(store: &Store) -> notibus::Result<u64> {
     let count = store.begin().get(COUNT, Isolation::Snapshot).await?;
     Ok(count.map_or(0, |count| u64::from_le_bytes(count[..].try_into().expect("it has 8 bytes"))))
 }
@@ -43,9 +43,9 @@ async fn count(store: &Database) -> notibus::Result<u64> {
 /// Counts a hundred databases with two members, of which one dies.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let running = bus.start(Roles::default()).await?;
+    let running = bus.start(StartOptions::default()).await?;
     let producer = bus.producer();
     for n in 0..100 {
         let db = Db::new(format!("db{n}").parse()?, DbInstance::new());
@@ -60,7 +60,7 @@ pub async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let faults = Faults::new(&store);
     let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
     faults.script_commits([CommitFault::After(unknown.clone()), CommitFault::Before(unknown)]);
-    let shaky = faults.database();
+    let shaky = faults.store();
     let slowly = move |batch: Batch<Notification>| {
         let store = shaky.clone();
         async move {
@@ -70,7 +70,8 @@ pub async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let node = bus.node(NodeOptions::default()).await?;
     let few = ConsumerOptions::default().batch_rows_max(7);
-    let first = node.consumer("audit")?.start_from(Cursor::NOTHING).options(few).run_batches(slowly).await?;
+    let first =
+        node.consumer("audit")?.start_from(Cursor::BEGINNING).options(few).run_batches(slowly).await?;
     while count(&store).await? == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -14,9 +14,9 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, Notification, Roles,
+    Bus, BusOptions, Cursor, Db, DbInstance, Notification, StartOptions,
     consumer::{ConsumerOptions, Work},
-    store::{Database, Transaction},
+    store::{Store, Transaction},
 };
 
 /// How many databases are created.
@@ -26,7 +26,7 @@ const DBS: usize = 20;
 const KILLED_AFTER: usize = 8;
 
 /// Creates the databases, in one transaction.
-async fn create(store: &Database, bus: &Bus) -> notibus::Result<()> {
+async fn create(store: &Store, bus: &Bus) -> notibus::Result<()> {
     let producer = bus.producer();
     let dbs = (0..DBS).map(|n| Ok(Db::new(format!("db{n:02}").parse()?, DbInstance::new())));
     let dbs = dbs.collect::<notibus::Result<Vec<_>>>()?;
@@ -42,10 +42,10 @@ async fn create(store: &Database, bus: &Bus) -> notibus::Result<()> {
 /// Works on everything that the subscriber has not finished, and prints each name.
 #[tokio::main]
 async fn subscribe(folder: &Path) -> Result<(), Box<dyn Error>> {
-    let store = Database::open_dir(folder)?;
+    let store = Store::open_dir(folder)?;
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let running = bus.start(Roles::default()).await?;
-    let subscriber = running.consumer("subscriber")?.start_from(Cursor::NOTHING);
+    let running = bus.start(StartOptions::default()).await?;
+    let subscriber = running.consumer("subscriber")?.start_from(Cursor::BEGINNING);
     // A crash repeats at most what one interval brought, and what was being worked on.
     let options =
         ConsumerOptions::default().max_concurrency(1).checkpoint_interval(Duration::from_millis(50));

@@ -10,7 +10,9 @@
 use std::{error::Error, fmt::Write as _, sync::Arc};
 
 use foundationdb::{Database as Client, FdbError, Transaction, api::NetworkAutoStop};
-use notibus::{Bus, BusOptions, Db, DbInstance, Filter, Producer, Roles, producer::Receipt, store::Database};
+use notibus::{
+    Bus, BusOptions, Db, DbInstance, Filter, Producer, StartOptions, producer::Receipt, store::Store,
+};
 use tokio_stream::StreamExt;
 
 /// Writes a document of the database `name` in one raw transaction, creates the database if it does not exist, and rings after the
@@ -34,7 +36,7 @@ async fn write(
         };
         match transaction.commit().await {
             Ok(_) => {
-                receipts.into_iter().for_each(Receipt::ring);
+                receipts.into_iter().for_each(Receipt::notify);
                 return Ok(());
             }
             // After an unknown result the database may exist already, and is found. The document is the same each time. Its
@@ -70,9 +72,9 @@ async fn record(
 /// Runs the layer with the bus beside it. Returns the delivered news as text.
 pub async fn run(cluster_file: &str) -> Result<String, Box<dyn Error>> {
     let client = Arc::new(Client::from_path(cluster_file)?);
-    let store = Database::from_foundationdb(Arc::clone(&client));
+    let store = Store::from_foundationdb(Arc::clone(&client));
     let bus = Bus::open(&store, BusOptions::default().prefix(b"layer-example/".to_vec())).await?;
-    let running = bus.start(Roles::default()).await?;
+    let running = bus.start(StartOptions::default()).await?;
     let orders = running.dispatcher().subscribe(Filter::name("orders")?);
     let mut orders = orders.deliveries(|trouble| eprintln!("{trouble}"));
 

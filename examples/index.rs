@@ -18,13 +18,13 @@ use std::{
 
 use layer::Layer;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbName, NodeOptions, Result, Roles,
+    Bus, BusOptions, Cursor, Db, DbName, NodeOptions, Result, StartOptions,
     changes::Change,
     consumer::{
         Consumer, ConsumerOptions, DbHandler, DeletedDb, HandlerResult, IndexBuild, ParallelBatch,
         ParallelJob, index,
     },
-    store::{Database, Isolation, KeyRange, Transaction},
+    store::{Isolation, KeyRange, Store, Transaction},
 };
 
 /// Databases at the beginning.
@@ -59,7 +59,7 @@ impl Indexer {
         let key = format!("{}to", index_of(db));
         let stored =
             self.layer.store.run(async |tx| tx.get(key.as_bytes(), Isolation::Snapshot).await).await?;
-        stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))
+        stored.map_or(Ok(Cursor::BEGINNING), |bytes| Cursor::from_bytes(&bytes))
     }
 
     /// Indexes the present versions of the documents in `batch`.
@@ -165,7 +165,7 @@ async fn start(bus: &Bus, indexer: &Indexer) -> Result<Consumer> {
         .checkpoint_interval(interval)
         .backoff_max(Duration::from_secs(1));
     let node = bus.node(NodeOptions::default().heartbeat(interval * 4).expiry(interval * 20)).await?;
-    let member = node.consumer("by field")?.start_from(Cursor::NOTHING).options(options);
+    let member = node.consumer("by field")?.start_from(Cursor::BEGINNING).options(options);
     member.run(index(indexer.clone())).await
 }
 
@@ -186,9 +186,9 @@ async fn rest(bus: &Bus, member: &Consumer) -> Result<()> {
 /// Runs the example.
 #[tokio::main]
 pub async fn main() -> Result<(), Box<dyn Error>> {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let running = bus.start(Roles::default()).await?;
+    let running = bus.start(StartOptions::default()).await?;
     let layer = Layer::new(&store, &bus);
     let indexer = Indexer { layer: layer.clone(), builds: Arc::default() };
     let (stays, mut crashes) = (start(&bus, &indexer).await?, start(&bus, &indexer).await?);

@@ -17,7 +17,7 @@ use notibus::{
     Bus, BusOptions, Cursor, Db, Result,
     changes::Change,
     consumer::{ParallelBatch, ParallelJob, ParallelJobOptions},
-    store::{Database, Isolation, Transaction},
+    store::{Isolation, Store, Transaction},
 };
 use tokio::task::JoinSet;
 
@@ -89,7 +89,7 @@ impl CityIndex {
     /// The cursor up to which everything is indexed.
     async fn indexed_to(&self) -> Result<Cursor> {
         let stored = self.layer.store.run(async |tx| tx.get(INDEXED_TO, Isolation::Snapshot).await).await?;
-        stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))
+        stored.map_or(Ok(Cursor::BEGINNING), |bytes| Cursor::from_bytes(&bytes))
     }
 
     /// Indexes what was written since the last time, and stores the new cursor.
@@ -139,7 +139,7 @@ impl CityIndex {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
     let layer = Layer::new(&store, &bus);
     let db = layer.create("people", 8).await?;

@@ -3,19 +3,19 @@
 //! Run it with `cargo run --example quickstart`.
 
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, Filter, Roles,
-    store::{Database, Isolation},
+    Bus, BusOptions, Db, DbInstance, Filter, StartOptions,
+    store::{Isolation, Store},
 };
 use tokio_stream::StreamExt;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // `Database::open_dir("folder")` keeps everything on disk instead.
-    let store = Database::memory();
+    // `Store::open_dir("folder")` keeps everything on disk instead.
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
 
     // A node with all roles: it folds events into the feed, and delivers them to subscribers. It stops when it is dropped.
-    let running = bus.start(Roles::default()).await?;
+    let running = bus.start(StartOptions::default()).await?;
     let orders = running.dispatcher().subscribe(Filter::prefix("shop/"));
     let mut orders = orders.deliveries(|trouble| eprintln!("{trouble}"));
 

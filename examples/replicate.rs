@@ -19,12 +19,12 @@ use std::{collections::BTreeMap, error::Error, sync::Arc, time::Duration};
 
 use layer::Layer;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, Filter, NodeOptions, Notification, Result, Roles,
+    Bus, BusOptions, Cursor, Db, Filter, NodeOptions, Notification, Result, StartOptions,
     consumer::{
         Consumer, ConsumerBuilder, ConsumerOptions, DbHandler, DeletedDb, HandlerResult, Scan, Work,
         replicate,
     },
-    store::{Database, Isolation, KeyRange, Transaction},
+    store::{Isolation, KeyRange, Store, Transaction},
 };
 
 /// Databases of documents.
@@ -137,7 +137,7 @@ async fn copy(layer: &Layer, (from, to): (&Db, &Db), work: &Work<Notification>) 
             // Work that is over, or has begun elsewhere, can write nothing more.
             work.verify(&tx).await?;
             let stored = tx.get(&key, Isolation::Serializable).await?;
-            let since = stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))?;
+            let since = stored.map_or(Ok(Cursor::BEGINNING), |bytes| Cursor::from_bytes(&bytes))?;
             let page = feed.page_in(&tx, since, 100).await?;
             if page.rows.is_empty() {
                 return Ok(false);
@@ -185,7 +185,7 @@ async fn start(bus: &Bus, layer: &Layer, dbs: &Dbs) -> Result<[Consumer; 2]> {
     let options =
         ConsumerOptions::default().checkpoint_interval(interval).backoff_max(Duration::from_secs(1));
     let member = |name: &str, filter, debounce| -> Result<ConsumerBuilder<Notification>> {
-        let member = node.consumer(name)?.start_from(Cursor::NOTHING).filter(filter);
+        let member = node.consumer(name)?.start_from(Cursor::BEGINNING).filter(filter);
         Ok(member.options(options.clone().debounce(debounce)))
     };
     let manager = Manager { layer: layer.clone(), dbs: Arc::clone(dbs) };
@@ -282,9 +282,9 @@ async fn check(layer: &Layer, dbs: &BTreeMap<String, Db>, mut model: Model) -> R
 /// Runs the example.
 #[tokio::main]
 pub async fn main() -> Result<(), Box<dyn Error>> {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let running = bus.start(Roles::default()).await?;
+    let running = bus.start(StartOptions::default()).await?;
     let layer = Layer::new(&store, &bus);
     let mut dbs = BTreeMap::new();
     for n in 0..DBS {

@@ -7,16 +7,16 @@
 use std::{error::Error, future::ready, time::Duration};
 
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, Filter, Notification, Producer, Result, Roles,
+    Bus, BusOptions, Cursor, Db, DbInstance, Filter, Notification, Producer, Result, StartOptions,
     consumer::{Batch, ConsumerOptions, IndexBuild, Work, index},
     http::{ApiOptions, ServerOptions},
-    store::{AtomicOp, Database, Transaction},
+    store::{AtomicOp, Store, Transaction},
 };
 use tokio::{net::TcpListener, sync::mpsc};
 use tokio_stream::StreamExt;
 
 /// Writes a document, with its event in the same transaction.
-async fn write(store: &Database, producer: &Producer, db: &Db, body: &str) -> Result<()> {
+async fn write(store: &Store, producer: &Producer, db: &Db, body: &str) -> Result<()> {
     let write = async |tx: Transaction| {
         tx.set(format!("layer/{}/1", db.instance).as_bytes(), body.as_bytes());
         producer.updated(&tx, db);
@@ -26,7 +26,7 @@ async fn write(store: &Database, producer: &Producer, db: &Db, body: &str) -> Re
 }
 
 /// Counts the rows of `batch` in the transaction that commits the progress: each is counted exactly once.
-async fn count(store: &Database, batch: &Batch<Notification>) -> Result<()> {
+async fn count(store: &Store, batch: &Batch<Notification>) -> Result<()> {
     let count = async |tx: Transaction| {
         if !batch.commit_in(&tx).await?.is_already_committed() {
             tx.atomic(AtomicOp::Add, b"layer/count", &(batch.rows.len() as u64).to_le_bytes());
@@ -41,9 +41,9 @@ async fn count(store: &Database, batch: &Batch<Notification>) -> Result<()> {
 pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip_while(|argument| argument != "serve").skip(1);
     let (listen, folder) = (arguments.next(), arguments.next());
-    let store = folder.map_or_else(|| Ok(Database::memory()), Database::open_dir)?;
+    let store = folder.map_or_else(|| Ok(Store::memory()), Store::open_dir)?;
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let running = bus.start(Roles::default()).await?;
+    let running = bus.start(StartOptions::default()).await?;
     let (say, mut heard) = mpsc::unbounded_channel();
 
     // A stream: events while the program runs.
@@ -70,7 +70,7 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     let options = ConsumerOptions::index().debounce(Duration::ZERO);
     let build =
         move |build: IndexBuild| ready(say.send(format!("index: {}", build.db.name)).map_err(Into::into));
-    let indexer = running.consumer("indexer")?.start_from(Cursor::NOTHING).options(options);
+    let indexer = running.consumer("indexer")?.start_from(Cursor::BEGINNING).options(options);
     let _indexer = indexer.run(index(build)).await?;
     // Clients of CouchDB: `_db_updates`, `_changes`, and the administration.
     let routes = running.api(ApiOptions::default())?.routes();

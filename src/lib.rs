@@ -7,12 +7,12 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-//! use notibus::{Bus, BusOptions, Db, DbInstance, Filter, Roles, store::Database};
+//! use notibus::{Bus, BusOptions, Db, DbInstance, Filter, StartOptions, store::Store};
 //! use tokio_stream::StreamExt;
 //!
-//! let store = Database::memory();
+//! let store = Store::memory();
 //! let bus = Bus::open(&store, BusOptions::default()).await?;
-//! let running = bus.start(Roles::default()).await?;
+//! let running = bus.start(StartOptions::default()).await?;
 //! let updates = running.dispatcher().subscribe(Filter::suffix("orders"));
 //! let mut updates = updates.deliveries(|trouble| eprintln!("{trouble}"));
 //!
@@ -74,7 +74,7 @@ pub use base::{
 };
 pub use bus::{
     Bus, BusOptions, Node,
-    running::{Roles, Running},
+    running::{NodeHandle, StartOptions},
 };
 pub use roles::{
     consumer::Consumer,
@@ -158,15 +158,15 @@ pub mod relocation {
 pub mod node {
     pub use crate::{
         bus::{
-            Announced, Node,
-            running::{Roles, Running},
+            Node,
+            running::{NodeHandle, StartOptions},
             snapshot::Unanswered,
             status::{BusStatus, ConsumerReport, FeedStatus},
         },
         roles::notifier::{Backlog, PartitionBacklog},
         state::{
             keys::{NodeId, Role},
-            membership::{BalanceOptions, NodeOptions, NodeStatus},
+            membership::{BalanceOptions, NodeOptions, NodeStatus, RoleGuard},
             stats::StatsSnapshot,
         },
     };

@@ -19,7 +19,7 @@ use notibus::{
     event::DdocId,
     feed::ShardEvent,
     store::{
-        Database, Transaction,
+        Store, Transaction,
         testing::{Faults, WatchFault},
     },
 };
@@ -34,7 +34,7 @@ const TOPOLOGIES: &[u8] = b"notibus\x15\x07";
 const HORIZONS: &[u8] = b"notibus\x15\x08";
 
 /// Records the creation of `name`, and breaks its counters. Returns their key and their old value.
-async fn broken_counters(store: &Database, bus: &Bus, name: &str) -> (Bytes, Bytes) {
+async fn broken_counters(store: &Store, bus: &Bus, name: &str) -> (Bytes, Bytes) {
     record(store, bus, &db(name, 1), [1, 0, 0, 0]).await;
     let [(key, value)] = &stored(store, COUNTERS).await[..] else { panic!("one row waits") };
     set(store, key, b"junk").await;
@@ -45,9 +45,9 @@ async fn broken_counters(store: &Database, bus: &Bus, name: &str) -> (Bytes, Byt
 /// there whose ring was lost was not folded an hour later.
 #[tokio::test(start_paused = true)]
 async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (producing, folding) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
+    let (producing, folding) = (wide_bus(&store).await, wide_bus(&faults.store()).await);
     let (key, value) = broken_counters(&store, &producing, "broken").await;
     // Every ring is lost.
     faults.plan_watches(|_| Some(WatchFault::Drop));
@@ -72,7 +72,7 @@ async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
 /// Only the last rows are kept, each once; the count has all.
 #[tokio::test(start_paused = true)]
 async fn the_last_skipped_rows_are_listed() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     for n in 10..60 {
         record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
@@ -91,9 +91,9 @@ async fn the_last_skipped_rows_are_listed() {
 /// The poll becomes more frequent while it finds lost rings. A row that cannot be folded is no lost ring.
 #[tokio::test(start_paused = true)]
 async fn a_broken_row_does_not_keep_the_poll_in_haste() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     broken_counters(&store, &bus, "broken").await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(20)).await;
@@ -106,7 +106,7 @@ async fn a_broken_row_does_not_keep_the_poll_in_haste() {
 /// A page with only broken rows, and the pages around it.
 #[tokio::test(start_paused = true)]
 async fn a_page_of_broken_counters_is_passed() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     for n in 100..300 {
         record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
@@ -124,7 +124,7 @@ async fn a_page_of_broken_counters_is_passed() {
 /// rolling upgrade to another format of rows does exactly this.
 #[tokio::test(start_paused = true)]
 async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let names = ["a", "b", "c"];
@@ -145,7 +145,7 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     let feed = bus.feed();
     assert_eq!(names_of(&feed.page_before(Sequence::MAX, 2).await.unwrap().rows), ["c"]);
     // Pages of one row: a page whose row cannot be decoded is not the end.
-    let mut tail = feed.tail(Cursor::NOTHING).with_limit(1);
+    let mut tail = feed.tail(Cursor::BEGINNING).with_limit(1);
     let mut tailed = Vec::new();
     while tailed.len() < 2 {
         tailed.extend(names_of(&within("a page", tail.next()).await.unwrap().rows));
@@ -153,7 +153,7 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     assert_eq!(tailed, ["a", "c"]);
     let mut sharded = Vec::new();
     for shard in feed.shards().await.unwrap() {
-        let mut reader = feed.shard_reader(shard, Cursor::NOTHING).with_limit(1);
+        let mut reader = feed.shard_reader(shard, Cursor::BEGINNING).with_limit(1);
         while let Some(ShardEvent::Rows(page)) = reader.try_next().await.unwrap() {
             sharded.extend(names_of(&page.rows));
         }
@@ -162,8 +162,8 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     assert_eq!(sharded, ["a", "c"]);
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let wanted = Filter::any([Filter::name("b").unwrap(), Filter::name("c").unwrap()]).unwrap();
-    let mut all = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
-    let mut some = dispatcher.subscribe(wanted).since(Cursor::NOTHING).stream();
+    let mut all = dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
+    let mut some = dispatcher.subscribe(wanted).since(Cursor::BEGINNING).stream();
     for (subscription, expected) in [(&mut all, &["a", "c"][..]), (&mut some, &["c"][..])] {
         for name in expected {
             let delivery =
@@ -199,7 +199,7 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
 async fn a_damaged_row_stops_no_look_up_of_others() {
     let dangling = [&[0][..], &[7; 12]].concat();
     for damage in [b"damaged".to_vec(), dangling] {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = narrow_bus(&store).await;
         let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         for name in ["a", "b"] {
@@ -209,7 +209,7 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
         set(&store, &stored(&store, NEWEST).await[0].0, &damage).await;
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let both = Filter::any([Filter::name("a").unwrap(), Filter::name("b").unwrap()]).unwrap();
-        let mut exact = dispatcher.subscribe(both).since(Cursor::NOTHING).stream();
+        let mut exact = dispatcher.subscribe(both).since(Cursor::BEGINNING).stream();
         let delivery = within("b", next_news(&mut exact)).await.unwrap().into_delivery().unwrap();
         assert_eq!(delivery.notification().name.as_str(), "b");
 
@@ -225,12 +225,12 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
             Ok(())
         };
         let version = bus.run_exactly_once(None, write).await.unwrap().committed.versionstamp.version();
-        within("the barrier", dispatcher.reached(version)).await.unwrap();
+        within("the barrier", dispatcher.wait_until(version)).await.unwrap();
         let delivery = within("the documents", next_news(&mut asks)).await.unwrap().into_delivery().unwrap();
         assert_eq!(delivery.ddocs().unwrap().len(), 2);
 
         set(&store, &stored(&store, DDOCS).await[0].0, b"damaged").await;
-        let found = bus.feed().ddocs(&b, Cursor::NOTHING).await.unwrap();
+        let found = bus.feed().ddocs(&b, Cursor::BEGINNING).await.unwrap();
         assert_eq!(found.ids.iter().map(|(id, _)| id).collect::<Vec<_>>(), [&ddocs[1]]);
         assert_eq!(bus.skipped_rows().len(), 2, "{:?}", bus.skipped_rows());
     }
@@ -241,7 +241,7 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
 #[tokio::test(start_paused = true)]
 async fn a_damaged_topology_entry_of_the_past_stops_its_own_ids_alone() {
     for damaged in 0..2 {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = narrow_bus(&store).await;
         let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         for name in ["a", "b", "c"] {
@@ -255,7 +255,7 @@ async fn a_damaged_topology_entry_of_the_past_stops_its_own_ids_alone() {
         assert_eq!(entries.len(), 3);
         set(&store, &entries[damaged].0, b"damaged").await;
 
-        let page = bus.feed().page(Cursor::NOTHING, 10).await.unwrap();
+        let page = bus.feed().page(Cursor::BEGINNING, 10).await.unwrap();
         assert_eq!(page.rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
         for name in ["a", "b", "c"] {
             record(&store, &bus, &db(name, 1), [0, 0, 1, 0]).await;
@@ -264,7 +264,7 @@ async fn a_damaged_topology_entry_of_the_past_stops_its_own_ids_alone() {
         within("others", row_with(&bus, &db(found, 1), [1, 0, 1, 0])).await;
         within("others", row_with(&bus, &db("c", 1), [1, 0, 1, 0])).await;
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        let mut all = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+        let mut all = dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
         for name in [lost, found, "c"] {
             let delivery = within(name, next_news(&mut all)).await.unwrap().into_delivery().unwrap();
             let is_folded = delivery.notification().totals.updated == 1;
@@ -278,7 +278,7 @@ async fn a_damaged_topology_entry_of_the_past_stops_its_own_ids_alone() {
 /// Regression: if the newest row of a database was gone, its partition stopped.
 #[tokio::test(start_paused = true)]
 async fn a_pointer_to_nothing_stops_no_other_database() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
@@ -302,7 +302,7 @@ async fn a_pointer_to_nothing_stops_no_other_database() {
 /// took all or nothing, so its partition stopped forever.
 #[tokio::test(start_paused = true)]
 async fn a_fold_commits_before_it_gets_too_large() {
-    let store = Database::memory();
+    let store = Store::memory();
     let options = BusOptions::default().prefix(vec![b'p'; 256]).partitions(1).shards(5_000);
     let bus = Bus::open(&store, options).await.unwrap();
     let dbs: Vec<_> = (0..1_990).map(|n| db(&format!("{n:04}{}", "x".repeat(200)), 1)).collect();
@@ -329,7 +329,7 @@ async fn a_fold_commits_before_it_gets_too_large() {
 /// Regression: adopted rows were not checked, and the first bad one stopped all readers.
 #[tokio::test]
 async fn a_legacy_range_is_read_before_it_is_taken_over() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let life = Db::new("x".parse().unwrap(), DbInstance([1; 16]));
     // Rows of another database, whose format is the same.
@@ -359,17 +359,17 @@ async fn a_legacy_range_is_read_before_it_is_taken_over() {
 
     set(&store, &key(&rows[1].0), &rows[1].1).await;
     changes.adopt(&life, b"legacy/", &ChangesOptions::default()).await.unwrap();
-    let page = changes.feed(&life).page(Cursor::NOTHING, 10).await.unwrap();
+    let page = changes.feed(&life).page(Cursor::BEGINNING, 10).await.unwrap();
     assert_eq!(page.rows.len(), 3);
     // A row that breaks later is skipped.
     set(&store, &key(&rows[1].0), b"junk").await;
-    let page = changes.feed(&life).page(Cursor::NOTHING, 10).await.unwrap();
+    let page = changes.feed(&life).page(Cursor::BEGINNING, 10).await.unwrap();
     assert_eq!((page.rows.len(), bus.skipped_rows().len()), (2, 1));
 }
 
 /// Damages the value at `key`, and asserts that `read` fails with its key, until the value is back.
 async fn names_its_key<T: std::fmt::Debug>(
-    store: &Database,
+    store: &Store,
     (key, good): &(Bytes, Bytes),
     read: impl AsyncFn() -> notibus::Result<T>,
 ) {
@@ -389,7 +389,7 @@ async fn names_its_key<T: std::fmt::Debug>(
 /// What is no counter, no row of a feed and no entry of the past is neither skipped nor guessed: a caller that needs it gets an error with its key.
 #[tokio::test(start_paused = true)]
 async fn other_damage_is_named_by_its_key() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let node = joined(&bus).await;
     let notifier = node.notifier(eager()).await.unwrap();
@@ -406,7 +406,7 @@ async fn other_damage_is_named_by_its_key() {
     assert_eq!(topologies.len(), 2);
     names_its_key(&store, &topologies[1], async || bus.feed().topology().await).await;
     let horizons = stored(&store, HORIZONS).await;
-    names_its_key(&store, &horizons[0], async || bus.feed().page(Cursor::NOTHING, 10).await).await;
+    names_its_key(&store, &horizons[0], async || bus.feed().page(Cursor::BEGINNING, 10).await).await;
     let consumer = stored(&store, b"notibus\x15\x19\x14\x02c\x00").await;
     names_its_key(&store, &consumer[0], async || bus.consumers().await).await;
     names_its_key(&store, &consumer[0], async || bus.consumer("c").unwrap().delete(true).await).await;
@@ -415,7 +415,7 @@ async fn other_damage_is_named_by_its_key() {
 /// A fold whose mark is damaged does nothing until the mark is repaired, or until another owner begins its own.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_fold_mark_stops_its_partition_alone() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     for name in ["a", "b"] {
@@ -443,7 +443,7 @@ async fn a_damaged_fold_mark_stops_its_partition_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_broken_row_of_documents_stops_no_reader_and_is_named() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let (changes, life) = (bus.changes(), db("a", 1));
     store.run(async |tx| changes.create(&tx, &life, &ChangesOptions::default()).await).await.unwrap();
@@ -456,14 +456,14 @@ async fn a_broken_row_of_documents_stops_no_reader_and_is_named() {
     let [_, (key, _), _] = &stored(&store, ROWS).await[..] else { panic!("each document has a row") };
     set(&store, key, b"junk").await;
 
-    let page = changes.feed(&life).page(Cursor::NOTHING, 10).await.unwrap();
+    let page = changes.feed(&life).page(Cursor::BEGINNING, 10).await.unwrap();
     assert_eq!(page.rows.len(), 2);
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let tailed = within("a page", changes.tail(&dispatcher, &life, Cursor::NOTHING).next()).await.unwrap();
+    let tailed = within("a page", changes.tail(&dispatcher, &life, Cursor::BEGINNING).next()).await.unwrap();
     assert_eq!(tailed.rows, page.rows);
     let mut sharded = 0;
     for shard in changes.feed(&life).shards().await.unwrap() {
-        let mut reader = changes.feed(&life).shard_reader(shard, Cursor::NOTHING);
+        let mut reader = changes.feed(&life).shard_reader(shard, Cursor::BEGINNING);
         while let Some(ShardEvent::Rows(page)) = reader.try_next().await.unwrap() {
             sharded += page.rows.len();
         }
@@ -477,9 +477,9 @@ async fn a_broken_row_of_documents_stops_no_reader_and_is_named() {
 /// failed poll the next one is due after the usual pause.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_row_of_a_node_is_polled_no_more_often() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (bus, other) = (wide_bus(&faults.database()).await, wide_bus(&store).await);
+    let (bus, other) = (wide_bus(&faults.store()).await, wide_bus(&store).await);
     let stays = bus
         .node(notibus::NodeOptions::default())
         .await

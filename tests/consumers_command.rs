@@ -13,7 +13,7 @@ use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, NodeOptions, Notification, NotifierOptions,
     changes::ChangesOptions,
     consumer::{ConsumerOptions, Work},
-    store::Database,
+    store::Store,
 };
 use serde_json::Value;
 
@@ -44,7 +44,7 @@ fn refused(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
 
 /// A folder with a bus, whose consumer `mailer` has worked on ten databases and deferred one of them.
 async fn fill(folder: &Path) {
-    let store = Database::open_dir(folder).unwrap();
+    let store = Store::open_dir(folder).unwrap();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
@@ -52,7 +52,7 @@ async fn fill(folder: &Path) {
         if work.id() == b"db3" { Err("no such address".into()) } else { Ok(()) }
     };
     let options = ConsumerOptions::default().attempts_max(1);
-    let member = node.consumer("mailer").unwrap().start_from(Cursor::NOTHING).options(options);
+    let member = node.consumer("mailer").unwrap().start_from(Cursor::BEGINNING).options(options);
     let mailer = member.run(mail).await.unwrap();
     let producer = bus.producer();
     let create = async |tx| {
@@ -133,7 +133,7 @@ async fn a_consumer_of_documents_is_created_moved_and_deleted() {
     let at = folder.path();
     let docs = Db::new("docs".parse().unwrap(), DbInstance([7; 16]));
     {
-        let store = Database::open_dir(at).unwrap();
+        let store = Store::open_dir(at).unwrap();
         let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
         let (changes, options) = (bus.changes(), ChangesOptions::default());
         store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();

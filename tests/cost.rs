@@ -13,7 +13,7 @@ use notibus::{
     dispatcher::Subscription,
     node::BalanceOptions,
     store::{
-        AtomicOp, Database,
+        AtomicOp, Store,
         testing::{Attempt, Operation, Trace},
     },
 };
@@ -116,9 +116,9 @@ struct Node {
 
 impl Node {
     /// A node of the bus in `store` with a dispatcher, and with a notifier if it `folds`.
-    async fn start(store: &Database, options: BusOptions, folds: bool) -> Self {
+    async fn start(store: &Store, options: BusOptions, folds: bool) -> Self {
         let trace = Trace::new(store);
-        let bus = Bus::open(&trace.database(), options).await.unwrap();
+        let bus = Bus::open(&trace.store(), options).await.unwrap();
         let node = NodeOptions::default().heartbeat(NEVER).expiry(NEVER * 3);
         let node = bus.node(node).await.unwrap();
         let mut roles: Vec<Box<dyn std::any::Any>> = Vec::new();
@@ -151,9 +151,9 @@ impl Node {
 
 /// What the third event of a database costs one node that folds and delivers, in a quiet bus of so many shards.
 async fn lone_event(shards: u32) -> Cost {
-    let store = Database::memory();
+    let store = Store::memory();
     let mut node = Node::start(&store, BusOptions::default().shards(shards), true).await;
-    let (db, traced) = (db("a", 1), node.trace.database());
+    let (db, traced) = (db("a", 1), node.trace.store());
     for lanes in [[1, 0, 0, 0], [0, 0, 1, 0]] {
         record(&traced, &node.bus, &db, lanes).await;
         node.delivered().await;
@@ -179,11 +179,11 @@ async fn a_lone_event_costs_eight_mutations_and_fourteen_reads() {
 /// A node that folds nothing is woken by one watch of one key, and reads the shard that has got a row, beside the pulse that names it.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_only_delivers_reads_six_keys() {
-    let store = Database::memory();
+    let store = Store::memory();
     let mut folding = Node::start(&store, BusOptions::default(), true).await;
     let mut other = Node::start(&store, BusOptions::default(), false).await;
     for lanes in [[1, 0, 0, 0], [0, 0, 1, 0]] {
-        record(&folding.trace.database(), &folding.bus, &db("a", 1), lanes).await;
+        record(&folding.trace.store(), &folding.bus, &db("a", 1), lanes).await;
         folding.delivered().await;
         other.delivered().await;
         let cost = other.done().await;
@@ -194,10 +194,10 @@ async fn a_node_that_only_delivers_reads_six_keys() {
 /// Many databases in one fold: five mutations each, and two reads; what a fold and a tail need besides does not grow with them.
 #[tokio::test(start_paused = true)]
 async fn a_database_of_a_batch_costs_five_mutations_and_two_reads() {
-    let store = Database::memory();
+    let store = Store::memory();
     let options = BusOptions::default().partitions(1);
     let mut node = Node::start(&store, options, true).await;
-    let traced = node.trace.database();
+    let traced = node.trace.store();
     let names: Vec<_> = (0..100).map(|n| db(&format!("db{n}"), 1)).collect();
     for lanes in [[1, 0, 0, 0], [0, 0, 1, 0]] {
         let producer = node.bus.producer();

@@ -16,7 +16,7 @@ use std::{
 
 use notibus::{
     Error, Result,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Store},
 };
 
 /// Names the folder for the child; without it the process is the parent.
@@ -134,7 +134,7 @@ fn parse(line: &str) -> Option<(usize, u64)> {
 
 /// Asserts that a folder that another process has open is refused, with the reason.
 fn assert_is_locked(folder: &Path) {
-    match Database::open_dir(folder) {
+    match Store::open_dir(folder) {
         Err(Error::Open { reason, .. }) => {
             assert!(reason.contains("open in another process"), "{reason}");
         }
@@ -149,20 +149,20 @@ fn commit_until_killed(folder: &Path) -> ! {
         .enable_time()
         .build()
         .expect("a runtime can be built");
-    let db = Database::open_dir(folder).expect("the folder can be opened");
+    let store = Store::open_dir(folder).expect("the folder can be opened");
     runtime.block_on(async {
-        let workers = (0..WORKERS).map(|worker| tokio::spawn(work(db.clone(), worker)));
+        let workers = (0..WORKERS).map(|worker| tokio::spawn(work(store.clone(), worker)));
         futures_util::future::join_all(workers).await;
     });
     unreachable!("the workers do not end");
 }
 
 /// Commits one transaction after the other and prints each one once it is acknowledged.
-async fn work(db: Database, worker: u64) -> Result<()> {
-    let mut number = last(&db, worker).await?;
+async fn work(store: Store, worker: u64) -> Result<()> {
+    let mut number = last(&store, worker).await?;
     loop {
         number += 1;
-        let tx = db.begin();
+        let tx = store.begin();
         for part in 0..PARTS {
             tx.set(&row_key(worker, number, part), &token(worker, number));
         }
@@ -194,22 +194,22 @@ fn token(worker: u64, number: u64) -> Vec<u8> {
 }
 
 /// The number of a worker's newest transaction.
-async fn last(db: &Database, worker: u64) -> Result<u64> {
-    let value = db.begin().get(&last_key(worker), Isolation::Snapshot).await?;
+async fn last(store: &Store, worker: u64) -> Result<u64> {
+    let value = store.begin().get(&last_key(worker), Isolation::Snapshot).await?;
     Ok(value.map_or(0, |value| u64::from_be_bytes(value[..].try_into().expect("it has 8 bytes"))))
 }
 
 /// Opens the folder and checks that it holds every acknowledged transaction, and no partial one. From
 /// then on, all that it holds must stay.
 fn check(folder: &Path, acknowledged: &mut [u64]) {
-    let db = Database::open_dir(folder).expect("a killed process leaves a good folder");
+    let store = Store::open_dir(folder).expect("a killed process leaves a good folder");
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime can be built");
     runtime.block_on(async {
         let mut expected = BTreeMap::new();
         let mut total = 0;
         for (worker, acknowledged) in (0..WORKERS).zip(acknowledged) {
-            let last = last(&db, worker).await.expect("it can be read");
+            let last = last(&store, worker).await.expect("it can be read");
             // A worker waits for each commit, so at most one was not acknowledged.
             assert!(
                 (*acknowledged..=*acknowledged + 1).contains(&last),
@@ -223,10 +223,10 @@ fn check(folder: &Path, acknowledged: &mut [u64]) {
                 }
             }
         }
-        let rows = all_rows(&db, KeyRange::prefix("row/")).await.expect("they can be read");
+        let rows = all_rows(&store, KeyRange::prefix("row/")).await.expect("they can be read");
         assert!(rows == expected, "{} rows, expected {}", rows.len(), expected.len());
         for counter in [b"count/a", b"count/b"] {
-            let value = db.begin().get(counter, Isolation::Snapshot).await.expect("it can be read");
+            let value = store.begin().get(counter, Isolation::Snapshot).await.expect("it can be read");
             let count =
                 value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().expect("it has 8 bytes")));
             assert_eq!(count, total);
@@ -234,8 +234,8 @@ fn check(folder: &Path, acknowledged: &mut [u64]) {
     });
 }
 
-async fn all_rows(db: &Database, range: KeyRange) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
-    let tx = db.begin();
+async fn all_rows(store: &Store, range: KeyRange) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+    let tx = store.begin();
     let mut pages = tx.pages(RangeRead::new(range), Isolation::Snapshot);
     let mut all = BTreeMap::new();
     while let Some(rows) = pages.next().await? {

@@ -13,11 +13,11 @@ use std::{
 
 use common::{LIMIT, db, narrow_bus, record, row_with};
 use notibus::{
-    Roles,
+    StartOptions,
     consumer::ConsumerSettings,
     http::{ApiOptions, ServerOptions},
-    node::Running,
-    store::Database,
+    node::NodeHandle,
+    store::Store,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -25,9 +25,9 @@ use tokio::{
 };
 
 /// A node with everything that is measured, and its address.
-async fn served(store: &Database) -> (Running, std::net::SocketAddr) {
+async fn served(store: &Store) -> (NodeHandle, std::net::SocketAddr) {
     let bus = narrow_bus(store).await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let api = running.api(ApiOptions::default()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = running.serve(listener, api.routes(), ServerOptions::default()).await.unwrap();
@@ -60,7 +60,7 @@ fn measured(answer: &str) -> BTreeSet<&str> {
 
 #[tokio::test]
 async fn dashboards_and_alerts_name_metrics_that_are_there() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (running, address) = served(&store).await;
     let bus = running.bus().clone();
     bus.consumer("mailer").unwrap().create(&ConsumerSettings::default()).await.unwrap();
@@ -131,7 +131,7 @@ async fn prometheus_accepts_alerts_and_metrics() {
     if let Some(output) = checked("promtool", &["check", "rules", "ops/alerts.yml"], "") {
         assert!(output.status.success(), "{}", said(&output));
     }
-    let store = Database::memory();
+    let store = Store::memory();
     let (running, address) = served(&store).await;
     let bus = running.bus().clone();
     bus.consumer("mailer").unwrap().create(&ConsumerSettings::default()).await.unwrap();
@@ -177,7 +177,7 @@ fn each_alert_is_in_the_table_of_symptoms() {
 /// The page loads nothing from elsewhere, and shows nothing that its reader may not ask for: it is the same for everyone.
 #[tokio::test]
 async fn the_live_page_is_one_file_that_asks_nobody_else() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (running, address) = served(&store).await;
     for path in ["/_notibus", "/_notibus/"] {
         let answer = get(address, path).await;

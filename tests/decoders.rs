@@ -14,7 +14,7 @@ use common::{db, eager, joined, narrow_bus, record, row_with, stored, until};
 use notibus::{
     Notification,
     consumer::{ConsumerOptions, Work},
-    store::Database,
+    store::Store,
     test_util::Decoder,
 };
 use proptest::{collection::vec, prelude::*, sample::Index};
@@ -29,7 +29,7 @@ static ROWS: LazyLock<Vec<(Vec<u8>, Vec<u8>)>> = LazyLock::new(|| {
 });
 
 async fn rows_of_a_bus() -> Vec<(Vec<u8>, Vec<u8>)> {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let node = joined(&bus).await;
     let _notifier = node.notifier(eager()).await.unwrap();

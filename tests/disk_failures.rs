@@ -17,7 +17,7 @@ use disk::{DiskFault, DiskOperation, SimulatedDisk};
 use notibus::{
     Error, Result,
     store::{
-        AtomicOp, Database, Isolation, KeyRange, OpenCause, RangeRead, RetryPolicy, StoreError, Transaction,
+        AtomicOp, Isolation, KeyRange, OpenCause, RangeRead, RetryPolicy, Store, StoreError, Transaction,
     },
 };
 
@@ -37,16 +37,17 @@ fn failing(code: i32) -> (SimulatedDisk, Arc<AtomicBool>) {
     (disk, fails)
 }
 
-async fn set(db: &Database, key: &[u8]) -> Result<()> {
-    db.run(async |tx| {
-        tx.set(key, b"x");
-        Ok(())
-    })
-    .await
+async fn set(store: &Store, key: &[u8]) -> Result<()> {
+    store
+        .run(async |tx| {
+            tx.set(key, b"x");
+            Ok(())
+        })
+        .await
 }
 
-async fn rows(db: &Database) -> Rows {
-    let tx = db.begin();
+async fn rows(store: &Store) -> Rows {
+    let tx = store.begin();
     let mut pages = tx.pages(RangeRead::new(KeyRange::prefix("")), Isolation::Snapshot);
     let mut rows = Rows::new();
     while let Some(page) = pages.next().await.unwrap() {
@@ -222,8 +223,8 @@ fn an_opening_that_fails_says_whether_another_attempt_can_help() {
 /// nodes missed their beats and gave up their leases.
 #[tokio::test]
 async fn a_writer_in_a_loop_leaves_others_their_turn() {
-    let db = Database::memory();
-    let writer = db.clone();
+    let store = Store::memory();
+    let writer = store.clone();
     let writing = tokio::spawn(async move {
         loop {
             set(&writer, b"key").await.unwrap();
@@ -269,20 +270,21 @@ impl Odometer {
 }
 
 /// Commits of all sorts, each of which changes the rows.
-async fn commit(db: &Database, number: usize) -> Result<()> {
-    db.run(async |tx| {
-        match number % 4 {
-            0 => tx.set(b"one", format!("row {number}").as_bytes()),
-            1 => (0..4).for_each(|n| tx.set(format!("key {number} {n}").as_bytes(), &[number as u8; 20])),
-            2 => {
-                tx.clear_range(&KeyRange::prefix("key"));
-                tx.set(b"key again", format!("{number}").as_bytes());
+async fn commit(store: &Store, number: usize) -> Result<()> {
+    store
+        .run(async |tx| {
+            match number % 4 {
+                0 => tx.set(b"one", format!("row {number}").as_bytes()),
+                1 => (0..4).for_each(|n| tx.set(format!("key {number} {n}").as_bytes(), &[number as u8; 20])),
+                2 => {
+                    tx.clear_range(&KeyRange::prefix("key"));
+                    tx.set(b"key again", format!("{number}").as_bytes());
+                }
+                _ => tx.set(b"pages", &vec![number as u8; 250 + number]),
             }
-            _ => tx.set(b"pages", &vec![number as u8; 250 + number]),
-        }
-        Ok(())
-    })
-    .await
+            Ok(())
+        })
+        .await
 }
 
 /// A disk on which all operations fail after so many; if `happens`, the first failed one takes effect.
@@ -382,7 +384,7 @@ async fn the_power_may_fail_at_every_operation() {
             for number in 0..7 {
                 let result = commit(&db, number).await;
                 // A store in memory shows how it changes the rows.
-                let memory = Database::memory();
+                let memory = Store::memory();
                 memory
                     .run(async |tx| {
                         for (key, value) in &model {
@@ -559,8 +561,8 @@ async fn a_run_that_is_cancelled_in_its_pause_ends() {
     use std::time::Duration;
     let pause = Duration::from_millis(200);
     let policy = RetryPolicy::default().backoff_min(pause).backoff_max(pause);
-    let (db, handle, runs) = (Database::memory(), Mutex::new(None), AtomicUsize::new(0));
-    let run = db.run_with(&policy, async |tx| {
+    let (store, handle, runs) = (Store::memory(), Mutex::new(None), AtomicUsize::new(0));
+    let run = store.run_with(&policy, async |tx| {
         *handle.lock().unwrap() = Some(tx.clone());
         tx.set(b"key", b"x");
         if runs.fetch_add(1, Ordering::Relaxed) == 0 { Err(StoreError::NOT_COMMITTED.into()) } else { Ok(()) }
@@ -572,7 +574,7 @@ async fn a_run_that_is_cancelled_in_its_pause_ends() {
     let (result, ()) = tokio::join!(run, cancel);
     assert_eq!(result.unwrap_err().code(), Some(StoreError::TRANSACTION_CANCELLED.code()));
     assert_eq!(runs.load(Ordering::Relaxed), 1);
-    assert!(rows(&db).await.is_empty());
+    assert!(rows(&store).await.is_empty());
 }
 
 /// A disk that could not read a part of a file once gave no place: `check` and a backup ended with its error.

@@ -15,7 +15,7 @@ use notibus::{
     cursor::Start,
     dispatcher::{Item, Subscription},
     event::Counters,
-    store::Database,
+    store::Store,
 };
 use tokio_stream::StreamExt;
 
@@ -199,7 +199,7 @@ impl Subscriber {
 struct Run {
     /// Draws everything.
     random: fastrand::Rng,
-    store: Database,
+    store: Store,
     bus: Bus,
     dispatcher: Dispatcher,
     /// Whether the feed is read in small pages.
@@ -260,7 +260,7 @@ impl Run {
             _ => Kinds::ALL,
         };
         let (since, start) = match self.random.u8(..3) {
-            0 => (Start::At(Cursor::NOTHING), Knowledge::new()),
+            0 => (Start::At(Cursor::BEGINNING), Knowledge::new()),
             1 => {
                 let (sequence, knowledge) =
                     self.checkpoints[self.random.usize(..self.checkpoints.len())].clone();
@@ -282,7 +282,7 @@ impl Run {
             wants,
             kinds,
             is_exact,
-            from_nothing: since == Start::At(Cursor::NOTHING),
+            from_nothing: since == Start::At(Cursor::BEGINNING),
             skips: skips && !is_exact,
             may_repeat: self.small_pages,
             known: start.clone(),
@@ -295,7 +295,7 @@ impl Run {
 
 /// Runs everything that `random` says.
 async fn run(mut random: fastrand::Rng) {
-    let store = Database::memory();
+    let store = Store::memory();
     let options = BusOptions::default().partitions(random.u32(1..4)).shards(random.u32(1..6));
     let bus = Bus::open(&store, options).await.unwrap();
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();

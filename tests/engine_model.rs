@@ -11,7 +11,7 @@ use disk::SimulatedDisk;
 use fastrand::Rng;
 use notibus::{
     event::Versionstamp,
-    store::{AtomicOp, Committed, Database, Isolation, KeyRange, RangeRead, Transaction},
+    store::{AtomicOp, Committed, Isolation, KeyRange, RangeRead, Store, Transaction},
 };
 
 /// How many random histories each model is compared with.
@@ -235,12 +235,12 @@ async fn each_version_is_a_map_of_its_own() {
     for seed in 0..SEEDS {
         let random = &mut Rng::with_seed(seed);
         let variety = random.usize(1..12);
-        let db = Database::memory();
+        let store = Store::memory();
         let mut model = Model::new();
         let mut log: Vec<(u64, KeyRange)> = Vec::new();
         let mut held: Vec<(Transaction, Model)> = Vec::new();
         if seed % 10 == 0 {
-            let tx = db.begin();
+            let tx = store.begin();
             for n in 0..random.u32(1..6_000) {
                 let key = [&[b'p'; 40][..], &n.wrapping_mul(2_654_435_761).to_be_bytes()].concat();
                 let set = Write::Set(key, vec![7; random.usize(0..80)]);
@@ -255,7 +255,7 @@ async fn each_version_is_a_map_of_its_own() {
             let tx = if random.u8(0..3) == 0 && !held.is_empty() {
                 held.swap_remove(random.usize(0..held.len())).0
             } else {
-                db.begin()
+                store.begin()
             };
             let (began, mut is_refused) = (tx.read_version().await.unwrap(), false);
             for _ in 0..random.usize(0..3) {
@@ -285,7 +285,7 @@ async fn each_version_is_a_map_of_its_own() {
                 Err(error) => assert!(is_refused && error.code() == Some(1020), "seed {seed}: {error}"),
             }
             let range = range(random, &model, variety);
-            let now = db.begin();
+            let now = store.begin();
             compare(&now, random, &model, &range, seed).await;
             if random.u8(0..4) == 0 {
                 now.read_version().await.unwrap();
@@ -307,10 +307,10 @@ async fn a_transaction_reads_its_own_writes_like_a_map() {
     for seed in 0..SEEDS {
         let random = &mut Rng::with_seed(seed);
         let variety = random.usize(1..12);
-        let db = Database::memory();
+        let store = Store::memory();
         let mut model = Model::new();
         for _ in 0..random.usize(1..6) {
-            let tx = db.begin();
+            let tx = store.begin();
             for _ in 0..random.usize(0..120) {
                 let write = Write::draw(random, &model, variety, false);
                 write.write(&tx);
@@ -322,7 +322,7 @@ async fn a_transaction_reads_its_own_writes_like_a_map() {
             }
             tx.commit().await.unwrap();
         }
-        compare(&db.begin(), random, &model, &KeyRange::prefix(""), seed).await;
+        compare(&store.begin(), random, &model, &KeyRange::prefix(""), seed).await;
     }
 }
 

@@ -18,7 +18,7 @@ use notibus::{
     Bus, CommittedOnce, Error, JanitorOptions, Result,
     event::Incarnation,
     store::{
-        AtomicOp, Database, Isolation, StoreError, Transaction,
+        AtomicOp, Isolation, Store, StoreError, Transaction,
         testing::{CommitFault, Faults, Gate, Operation, Trace},
     },
 };
@@ -33,16 +33,16 @@ const CONFLICT: StoreError = StoreError::NOT_COMMITTED;
 
 /// A bus in memory, seen by a process whose store fails on demand.
 struct Fixture {
-    store: Database,
+    store: Store,
     faults: Faults,
     bus: Bus,
 }
 
 impl Fixture {
     async fn new() -> Self {
-        let store = Database::memory();
+        let store = Store::memory();
         let faults = Faults::new(&store);
-        let bus = wide_bus(&faults.database()).await;
+        let bus = wide_bus(&faults.store()).await;
         Self { store, faults, bus }
     }
 
@@ -122,8 +122,8 @@ async fn it_happens_once_whatever_the_commits_say() {
 
 #[tokio::test]
 async fn without_doubt_nothing_is_read() {
-    let trace = Trace::new(&Database::memory());
-    let bus = wide_bus(&trace.database()).await;
+    let trace = Trace::new(&Store::memory());
+    let bus = wide_bus(&trace.store()).await;
     trace.take();
     bus.run_exactly_once(None, body(&Arc::default())).await.unwrap();
     let [attempt] = &trace.take()[..] else { panic!("there was one attempt") };
@@ -368,7 +368,7 @@ async fn thousands_of_runs_with_random_faults_count_exactly() {
 
 #[tokio::test]
 async fn its_futures_can_be_spawned() {
-    let bus = wide_bus(&Database::memory()).await;
+    let bus = wide_bus(&Store::memory()).await;
     let task = tokio::spawn(async move {
         // A body that is `Send`, but not `Sync`.
         let count = std::cell::Cell::new(0);
@@ -382,7 +382,7 @@ async fn its_futures_can_be_spawned() {
     assert!(!task.await.unwrap().unwrap().is_repeat);
 }
 
-async fn number(store: &Database, key: &[u8]) -> u64 {
+async fn number(store: &Store, key: &[u8]) -> u64 {
     let found = store.begin().get(key, Isolation::Snapshot).await.unwrap().unwrap_or_default().to_vec();
     found.try_into().map_or(0, u64::from_le_bytes)
 }
@@ -391,9 +391,9 @@ async fn number(store: &Database, key: &[u8]) -> u64 {
 /// committed. Fix: it keeps the results.
 #[tokio::test(start_paused = true)]
 async fn a_run_that_a_raise_of_the_incarnation_interrupts_is_not_repeated() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
     faults.script_commits([CommitFault::After(UNKNOWN)]);
     faults.delay_reads(Duration::from_secs(20));
     let attempts = Arc::new(AtomicU32::new(0));
@@ -420,7 +420,7 @@ async fn a_run_that_a_raise_of_the_incarnation_interrupts_is_not_repeated() {
 
 #[tokio::test(start_paused = true)]
 async fn a_key_is_known_after_a_raise_of_the_incarnation() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let body = async |tx: Transaction| {
         add(&tx, b"n");
@@ -436,7 +436,7 @@ async fn a_key_is_known_after_a_raise_of_the_incarnation() {
 #[tokio::test(start_paused = true)]
 async fn damaged_results_are_named_by_their_keys() {
     for key in [&b"notibus\x15\x18\x14\x01m\x00"[..], b"notibus\x15\x18\x15\x01"] {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = wide_bus(&store).await;
         common::set(&store, key, b"junk").await;
         let error = bus.run_exactly_once(Some(b"m"), async |_: Transaction| Ok(())).await.unwrap_err();

@@ -18,28 +18,28 @@ use futures_util::future::BoxFuture;
 use notibus::{
     Error,
     store::{
-        AtomicOp, Database, Env, Environment, Isolation, KeyRange, StoreError, Transaction,
+        AtomicOp, Env, Environment, Isolation, KeyRange, Store, StoreError, Transaction,
         testing::{CommitFault, Faults, Operation, Trace, WatchFault},
     },
 };
 
-async fn set(db: &Database, key: &[u8]) -> Result<(), Option<i32>> {
-    let tx = db.begin();
+async fn set(store: &Store, key: &[u8]) -> Result<(), Option<i32>> {
+    let tx = store.begin();
     tx.set(key, b"");
     tx.commit().await.map(|_| ()).map_err(|error| error.code())
 }
 
-async fn is_set(db: &Database, key: &[u8]) -> bool {
-    db.begin().get(key, Isolation::Snapshot).await.unwrap().is_some()
+async fn is_set(store: &Store, key: &[u8]) -> bool {
+    store.begin().get(key, Isolation::Snapshot).await.unwrap().is_some()
 }
 
 #[tokio::test]
 async fn a_commit_fails_before_or_after_it_happens() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
     let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
     faults.script_commits([CommitFault::Before(unknown.clone()), CommitFault::After(unknown)]);
-    let db = faults.database();
+    let db = faults.store();
     assert_eq!(set(&db, b"before").await, Err(Some(1021)));
     assert_eq!(set(&db, b"after").await, Err(Some(1021)));
     assert_eq!(set(&db, b"then").await, Ok(()));
@@ -51,7 +51,7 @@ async fn a_commit_fails_before_or_after_it_happens() {
 #[tokio::test]
 async fn a_body_knows_whether_an_earlier_attempt_may_have_committed() {
     let doubts = async |commits: Vec<CommitFault>| {
-        let faults = Faults::new(&Database::memory());
+        let faults = Faults::new(&Store::memory());
         faults.script_commits(commits);
         let doubts = std::sync::Mutex::new(Vec::new());
         let body = async |tx: Transaction| {
@@ -59,7 +59,7 @@ async fn a_body_knows_whether_an_earlier_attempt_may_have_committed() {
             tx.set(b"k", b"");
             Ok(())
         };
-        faults.database().run(body).await.unwrap();
+        faults.store().run(body).await.unwrap();
         doubts.into_inner().unwrap()
     };
     let conflict = || CommitFault::Before(StoreError::NOT_COMMITTED);
@@ -70,10 +70,10 @@ async fn a_body_knows_whether_an_earlier_attempt_may_have_committed() {
 
 #[tokio::test]
 async fn a_late_commit_happens_on_demand() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
     faults.script_commits([CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT)]);
-    assert_eq!(set(&faults.database(), b"k").await, Err(Some(1031)));
+    assert_eq!(set(&faults.store(), b"k").await, Err(Some(1031)));
     assert!(!is_set(&store, b"k").await);
     assert!(matches!(faults.commit_late().await[..], [Ok(())]));
     assert!(is_set(&store, b"k").await);
@@ -81,9 +81,9 @@ async fn a_late_commit_happens_on_demand() {
 
 #[tokio::test]
 async fn plans_choose_and_healing_forgets_them() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let db = faults.database();
+    let db = faults.store();
     faults.plan_commits(|attempt| {
         let fault = CommitFault::Before(StoreError::NOT_COMMITTED);
         attempt.applies(AtomicOp::Add).then_some(fault)
@@ -107,9 +107,9 @@ async fn plans_choose_and_healing_forgets_them() {
 
 #[tokio::test(start_paused = true)]
 async fn watches_are_refused_dropped_or_spurious() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let db = faults.database();
+    let db = faults.store();
     let watch = async |key: &'static [u8]| db.run(async |tx| tx.watch(key).await).await;
     faults.plan_watches(|key| match key {
         b"refused" => Some(WatchFault::Refuse(StoreError::TOO_MANY_WATCHES)),
@@ -129,9 +129,9 @@ async fn watches_are_refused_dropped_or_spurious() {
 
 #[tokio::test]
 async fn a_trace_tells_attempts_apart() {
-    let store = Database::memory();
+    let store = Store::memory();
     let trace = Trace::new(&store);
-    let db = trace.database();
+    let db = trace.store();
     let tx = db.begin();
     tx.get(b"a", Isolation::Serializable).await.unwrap();
     tx.get(b"b", Isolation::Snapshot).await.unwrap();
@@ -174,19 +174,20 @@ impl Environment for ByHand {
 #[tokio::test]
 async fn an_outage_counts_for_no_more_than_an_attempt_can_take() {
     let clock = ByHand::default();
-    let db = Database::memory_in(Env::new(clock.clone()));
+    let store = Store::memory_in(Env::new(clock.clone()));
     let attempts = Cell::new(0);
     let run = async |outage_secs: u64, last: u32| {
         attempts.set(0);
-        db.run(async |_| {
-            attempts.set(attempts.get() + 1);
-            if attempts.get() > last {
-                return Ok(());
-            }
-            clock.0.fetch_add(outage_secs, Ordering::Relaxed);
-            Err(StoreError::TRANSACTION_TOO_OLD.into())
-        })
-        .await
+        store
+            .run(async |_| {
+                attempts.set(attempts.get() + 1);
+                if attempts.get() > last {
+                    return Ok(());
+                }
+                clock.0.fetch_add(outage_secs, Ordering::Relaxed);
+                Err(StoreError::TRANSACTION_TOO_OLD.into())
+            })
+            .await
     };
     run(600, 1).await.unwrap();
     assert_eq!(attempts.get(), 2);

@@ -14,13 +14,13 @@ use notibus::{
     consumer::ConsumerSettings,
     event::{Incarnation, Versionstamp},
     feed::ShardId,
-    store::Database,
+    store::Store,
 };
 use proptest::prelude::*;
 
 /// A bus with `shards` shards in which each of `names`, taken modulo 30, was updated, one after the other.
-async fn history(shards: u32, names: &[u8]) -> (Database, Bus) {
-    let store = Database::memory();
+async fn history(shards: u32, names: &[u8]) -> (Store, Bus) {
+    let store = Store::memory();
     let options = BusOptions::default().partitions(4).shards(shards);
     let bus = Bus::open(&store, options).await.unwrap();
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
@@ -139,7 +139,7 @@ async fn a_reader_that_pages_while_rows_move_meets_every_last_row() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_stays_in_the_feed_until_the_name_is_used_again() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 1, 0, 0]).await;
@@ -217,20 +217,20 @@ async fn every_position_of_a_cursor_is_checked() {
 
 #[tokio::test]
 async fn page_limits_out_of_bounds_are_typed_errors() {
-    let bus = narrow_bus(&Database::memory()).await;
+    let bus = narrow_bus(&Store::memory()).await;
     for limit in [0, 10_001] {
-        let refused = bus.feed().page(Cursor::NOTHING, limit).await;
+        let refused = bus.feed().page(Cursor::BEGINNING, limit).await;
         assert!(matches!(refused, Err(Error::Invalid { what: "limit", .. })));
     }
-    assert!(bus.feed().page(Cursor::NOTHING, 1).await.is_ok());
-    assert!(bus.feed().page(Cursor::NOTHING, 10_000).await.is_ok());
+    assert!(bus.feed().page(Cursor::BEGINNING, 1).await.is_ok());
+    assert!(bus.feed().page(Cursor::BEGINNING, 10_000).await.is_ok());
 }
 
 /// With or without an existing bus. Regression: an existing bus was opened with any number of shards.
 #[tokio::test]
 async fn bus_options_out_of_their_limits_are_typed_errors_and_change_nothing() {
     for exists in [false, true] {
-        let store = Database::memory();
+        let store = Store::memory();
         if exists {
             wide_bus(&store).await;
         }
@@ -253,7 +253,7 @@ async fn bus_options_out_of_their_limits_are_typed_errors_and_change_nothing() {
 
 #[tokio::test]
 async fn a_bus_is_opened_with_the_partitions_that_it_was_created_with() {
-    let store = Database::memory();
+    let store = Store::memory();
     wide_bus(&store).await;
     let options = BusOptions::default().partitions(32);
     let refused = Bus::open(&store, options).await;
@@ -276,7 +276,7 @@ async fn an_existing_feed_keeps_its_shards() {
 
 #[tokio::test(start_paused = true)]
 async fn buses_under_different_prefixes_do_not_meet() {
-    let store = Database::memory();
+    let store = Store::memory();
     let mut buses = Vec::new();
     let mut notifiers = Vec::new();
     for prefix in ["a", "ab"] {
@@ -293,14 +293,14 @@ async fn buses_under_different_prefixes_do_not_meet() {
 }
 
 /// The store in `folder`, once the doorbell ringer of the last round has closed it.
-async fn opened(folder: &std::path::Path) -> Database {
-    let mut opened = Database::open_dir(folder);
+async fn opened(folder: &std::path::Path) -> Store {
+    let mut opened = Store::open_dir(folder);
     for _ in 0..1_000 {
         if opened.is_ok() {
             break;
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
-        opened = Database::open_dir(folder);
+        opened = Store::open_dir(folder);
     }
     opened.unwrap()
 }
@@ -333,7 +333,7 @@ async fn a_durable_bus_keeps_everything_and_its_sequences_grow() {
 /// derived from the end of each page would not be.
 #[tokio::test(start_paused = true)]
 async fn news_is_derived_from_where_the_first_page_began() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let names: Vec<_> = (0..10).map(|n| format!("db{n}")).collect();
@@ -351,7 +351,7 @@ async fn news_is_derived_from_where_the_first_page_began() {
 
 #[tokio::test]
 async fn shards_divide_the_rows_and_each_is_read_in_pages() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().shards(5)).await.unwrap();
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     for n in 0..60 {
@@ -375,7 +375,7 @@ async fn shards_divide_the_rows_and_each_is_read_in_pages() {
     }
     assert!(!found.is_sorted_by_key(|row| row.sequence), "the rows are spread");
     found.sort_by_key(|row| row.sequence);
-    assert_eq!(found, feed.page(Cursor::NOTHING, 100).await.unwrap().rows);
+    assert_eq!(found, feed.page(Cursor::BEGINNING, 100).await.unwrap().rows);
 
     let unknown = feed.shard_page(ShardId(6), Sequence::MIN, 3).await.unwrap_err();
     assert!(matches!(unknown, Error::NoShard { shard: 6, is_trimmed: false }), "{unknown}");
@@ -385,7 +385,7 @@ async fn shards_divide_the_rows_and_each_is_read_in_pages() {
 /// A page takes about the same from each shard first. The rows that come next may be in one of them all the same.
 #[tokio::test]
 async fn a_page_is_full_although_one_shard_has_its_rows() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().shards(5)).await.unwrap();
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     for n in 0..200 {
@@ -393,9 +393,9 @@ async fn a_page_is_full_although_one_shard_has_its_rows() {
     }
     until("all are folded", async || bus.is_drained().await.unwrap()).await;
     let feed = bus.feed();
-    let end = feed.page(Cursor::NOTHING, 1_000).await.unwrap().to;
+    let end = feed.page(Cursor::BEGINNING, 1_000).await.unwrap().to;
     let first = feed.shards().await.unwrap()[0];
-    let of_first = feed.shard_page(first, Cursor::NOTHING, 25).await.unwrap().rows;
+    let of_first = feed.shard_page(first, Cursor::BEGINNING, 25).await.unwrap().rows;
     for row in &of_first {
         record(&store, &bus, &row.db(), [0, 0, 1, 0]).await;
     }
@@ -409,7 +409,7 @@ async fn a_page_is_full_although_one_shard_has_its_rows() {
 }
 
 /// Records an event of database number `n`.
-async fn recorded(store: &Database, bus: &Bus, n: u8) -> Db {
+async fn recorded(store: &Store, bus: &Bus, n: u8) -> Db {
     let db = db(&format!("db-{n}"), 1);
     record(store, bus, &db, [0, 0, 1, 0]).await;
     db
@@ -417,13 +417,13 @@ async fn recorded(store: &Database, bus: &Bus, n: u8) -> Db {
 
 #[tokio::test]
 async fn a_tail_returns_what_comes_and_nothing_twice() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let first = recorded(&store, &bus, 1).await;
     row_with(&bus, &first, [0, 0, 1, 0]).await;
 
-    let mut tail = bus.feed().tail(Cursor::NOTHING).with_limit(10);
+    let mut tail = bus.feed().tail(Cursor::BEGINNING).with_limit(10);
     let mut last = Sequence::MIN;
     for n in 1..6 {
         if n > 1 {
@@ -440,7 +440,7 @@ async fn a_tail_returns_what_comes_and_nothing_twice() {
 
 #[tokio::test]
 async fn an_existing_bus_is_opened_with_what_it_was_created_with() {
-    let store = Database::memory();
+    let store = Store::memory();
     let missing = Bus::open_existing(&store, b"notibus").await.unwrap_err();
     assert!(matches!(missing, Error::Invalid { what: "prefix", .. }), "{missing}");
     let created = Bus::open(&store, BusOptions::default().partitions(7)).await.unwrap();

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, store::Database};
+use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, store::Store};
 use serde_json::Value;
 use served::{LIMIT, Served};
 
@@ -87,7 +87,7 @@ fn commands_that_read_say_so_if_another_process_has_the_folder_open() {
     let parent = tempfile::tempdir().unwrap();
     let (path, text, store) = folder(parent.path());
     let rows = notibus(&["tail", "--store", &store], 0).0;
-    let db = Database::open_dir(&path).unwrap();
+    let db = Store::open_dir(&path).unwrap();
     for reader in readers(&store) {
         let (printed, said) = notibus(&reader, 0);
         assert!(said.contains("another process has") && said.contains(&text), "{reader:?}: {said}");
@@ -148,7 +148,7 @@ fn a_backup_is_made_while_the_folder_is_in_use() {
     let parent = tempfile::tempdir().unwrap();
     let (path, text, _) = folder(parent.path());
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let db = Database::open_dir(&path).unwrap();
+    let db = Store::open_dir(&path).unwrap();
     let writer = db.clone();
     let writing = runtime.spawn(async move {
         for number in 0_u64.. {
@@ -168,7 +168,7 @@ fn a_backup_is_made_while_the_folder_is_in_use() {
         let copy = parent.path().join(format!("copy{round}"));
         let (said, _) = notibus(&["backup", &text, &copy.display().to_string()], 0);
         assert!(said.contains("another process has it open"), "{said}");
-        let copied = Database::open_dir(&copy).unwrap();
+        let copied = Store::open_dir(&copy).unwrap();
         let values = runtime.block_on(async {
             let get = async |tx: notibus::store::Transaction| {
                 let isolation = notibus::store::Isolation::Snapshot;
@@ -360,7 +360,7 @@ fn the_nodes_of_a_folder_are_shown_with_what_they_hold() {
         |more: &[&str]| notibus(&[&["nodes", "--store", &store, "--watch", "50ms"], more].concat(), 0).0;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let id = runtime.block_on(async {
-        let db = Database::open_dir(folder.path()).unwrap();
+        let db = Store::open_dir(folder.path()).unwrap();
         let bus = Bus::open(&db, BusOptions::default()).await.unwrap();
         let node = bus.node(NodeOptions::default()).await.unwrap();
         let _notifier = node.notifier(NotifierOptions::default()).await.unwrap();

@@ -11,12 +11,12 @@ use common::{db, eager, joined, record, row_with, wide_bus, within};
 use disk::SimulatedDisk;
 use notibus::{
     Bus, Cursor, DispatcherOptions, Error, Filter, Sequence, consumer::ConsumerSettings, cursor::Start,
-    dispatcher::Item, event::Versionstamp, store::Database,
+    dispatcher::Item, event::Versionstamp, store::Store,
 };
 use tokio_stream::StreamExt;
 
 /// Updates `a` so that it has had `count` updates, and waits until that is folded.
-async fn update(store: &Database, bus: &Bus, count: u64) {
+async fn update(store: &Store, bus: &Bus, count: u64) {
     record(store, bus, &db("a", 1), [0, 0, 1, 0]).await;
     row_with(bus, &db("a", 1), [1, 0, count, 0]).await;
 }
@@ -37,13 +37,13 @@ async fn is_expired(bus: &Bus, since: impl Into<Cursor>) -> bool {
 
 /// What the life of a store in `folder` leaves: positions of before the copy, and of after it.
 async fn live_and_copy(folder: &Path, copy: &Path) -> (Sequence, Sequence) {
-    let store = Database::open_dir(folder).unwrap();
+    let store = Store::open_dir(folder).unwrap();
     let bus = wide_bus(&store).await;
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     update(&store, &bus, 1).await;
     let kept = now(&bus).await;
-    let report = Database::backup_dir(folder, copy).unwrap();
+    let report = Store::backup_dir(folder, copy).unwrap();
     assert!(report.is_open && report.rows > 3 && report.damages.is_empty(), "{report:?}");
     update(&store, &bus, 2).await;
     let lost = now(&bus).await;
@@ -66,13 +66,13 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
     let ahead = Sequence::new(lost.incarnation(), ahead, 0);
     let mut positions = vec![kept];
     for round in 0..3 {
-        let store = Database::open_dir(&folder).unwrap();
+        let store = Store::open_dir(&folder).unwrap();
         let bus = wide_bus(&store).await;
         let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         for count in [2 * round + 2, 2 * round + 3] {
             assert!(is_expired(&bus, lost).await, "{round}");
             assert!(is_expired(&bus, ahead).await, "{round}");
-            assert!(!is_expired(&bus, Cursor::NOTHING).await, "{round}");
+            assert!(!is_expired(&bus, Cursor::BEGINNING).await, "{round}");
             for &position in &positions {
                 assert!(!is_expired(&bus, position).await, "{round}");
             }
@@ -101,7 +101,7 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
 async fn a_reader_of_a_store_in_memory_that_is_gone_has_expired() {
     let mut before: Option<Sequence> = None;
     for _ in 0..2 {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = wide_bus(&store).await;
         let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;

@@ -21,7 +21,7 @@ use common::{db, eager, joined};
 use notibus::{
     Bus, BusOptions, Cursor, DispatcherOptions, Filter,
     dispatcher::{BatchSubscription, Item},
-    store::Database,
+    store::Store,
 };
 use tokio_stream::StreamExt;
 
@@ -76,7 +76,7 @@ fn size() -> Size {
 
 /// A bus whose feed has `databases` rows.
 async fn filled(databases: usize) -> Bus {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let producer = bus.producer();
@@ -127,7 +127,7 @@ async fn subscribers_from_nothing_hold_a_few_pages_whatever_there_is_to_read() {
     let before = IN_USE.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
     let began = Instant::now();
-    let subscribe = |_| dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batches();
+    let subscribe = |_| dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).batches();
     let tasks: Vec<_> =
         (0..subscribers).map(subscribe).map(|batches| tokio::spawn(receive(batches, rows_max))).collect();
     let mut received = HashSet::new();

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use notibus::{Bus, BusOptions, store::Database};
+use notibus::{Bus, BusOptions, store::Store};
 use serde_json::Value;
 use served::Served;
 
@@ -66,7 +66,7 @@ fn assert_last_line(said: &str) {
 fn new_bus(folder: &Path) -> String {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        Bus::open(&Database::open_dir(folder).unwrap(), BusOptions::default()).await.unwrap();
+        Bus::open(&Store::open_dir(folder).unwrap(), BusOptions::default()).await.unwrap();
     });
     format!("dir:{}", folder.display())
 }

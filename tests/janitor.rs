@@ -24,7 +24,7 @@ use notibus::{
     dispatcher::Item,
     feed::{HashingScheme, SchemeId, Schemes, ShardEvent},
     store::{
-        Database, Isolation, KeyRange, RangeRead, StoreError,
+        Isolation, KeyRange, RangeRead, Store, StoreError,
         testing::{CommitFault, Faults, Operation},
     },
 };
@@ -41,7 +41,7 @@ async fn frequent(bus: &Bus) -> Janitor {
 }
 
 /// Creates and deletes `name`; returns the sequence of its tombstone.
-async fn deleted(store: &Database, bus: &Bus, name: &str) -> Sequence {
+async fn deleted(store: &Store, bus: &Bus, name: &str) -> Sequence {
     record(store, bus, &db(name, 1), [1, 0, 0, 0]).await;
     row_with(bus, &db(name, 1), [1, 0, 0, 0]).await;
     record(store, bus, &db(name, 1), [0, 1, 0, 0]).await;
@@ -55,7 +55,7 @@ async fn pass(time: Duration) {
 
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_goes_once_it_is_old_and_living_databases_stay() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let janitor = frequent(&bus).await;
@@ -90,7 +90,7 @@ async fn a_tombstone_goes_once_it_is_old_and_living_databases_stay() {
 
 #[tokio::test(start_paused = true)]
 async fn a_database_that_is_created_again_keeps_its_row() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let _janitor = frequent(&bus).await;
@@ -104,7 +104,7 @@ async fn a_database_that_is_created_again_keeps_its_row() {
 
 #[tokio::test(start_paused = true)]
 async fn only_time_in_which_a_janitor_works_makes_old() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let janitor = frequent(&bus).await;
@@ -123,7 +123,7 @@ async fn only_time_in_which_a_janitor_works_makes_old() {
 
 #[tokio::test(start_paused = true)]
 async fn of_two_janitors_one_works_and_the_other_takes_over() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let (first, _second) = (frequent(&bus).await, frequent(&bus).await);
@@ -138,7 +138,7 @@ async fn of_two_janitors_one_works_and_the_other_takes_over() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reader_below_the_horizon_expires() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let _janitor = frequent(&bus).await;
@@ -158,12 +158,12 @@ async fn a_reader_below_the_horizon_expires() {
         0,
         "who has seen the tombstone misses nothing"
     );
-    assert_eq!(feed.page(Cursor::NOTHING, 10).await.unwrap().rows.len(), 1, "nor does who knows nothing");
+    assert_eq!(feed.page(Cursor::BEGINNING, 10).await.unwrap().rows.len(), 1, "nor does who knows nothing");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_was_away_for_too_long_expires_and_starts_again() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let _janitor = frequent(&bus).await;
@@ -190,7 +190,7 @@ async fn a_subscriber_that_was_away_for_too_long_expires_and_starts_again() {
 
 #[tokio::test(start_paused = true)]
 async fn closed_shards_that_are_empty_are_forgotten_and_readers_find_on() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let (changes, db) = (bus.changes(), db("docs", 1));
     let options = ChangesOptions::default().shards(3);
@@ -206,13 +206,13 @@ async fn closed_shards_that_are_empty_are_forgotten_and_readers_find_on() {
     let first = edit("x", 1, None).await;
     let start = feed.topology().await.unwrap();
     let mut readers: Vec<_> =
-        start[0].shards.iter().map(|&shard| feed.shard_reader(shard, Cursor::NOTHING)).collect();
+        start[0].shards.iter().map(|&shard| feed.shard_reader(shard, Cursor::BEGINNING)).collect();
     let mut read = 0;
     for reader in &mut readers {
         read += usize::from(reader.try_next().await.unwrap().is_some());
     }
     assert_eq!(read, 1);
-    let mut unread = feed.shard_reader(start[0].shards[0], Cursor::NOTHING);
+    let mut unread = feed.shard_reader(start[0].shards[0], Cursor::BEGINNING);
 
     // The entry in the middle gets no row, and the first one loses its own.
     feed.reshard(5, None).await.unwrap();
@@ -241,7 +241,7 @@ async fn closed_shards_that_are_empty_are_forgotten_and_readers_find_on() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_left_of_what_was_dropped() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let keys = async || {
@@ -271,7 +271,7 @@ async fn nothing_is_left_of_what_was_dropped() {
 }
 
 /// A bus whose horizon is above the rows of three living databases.
-async fn with_old_rows(store: &Database) -> Bus {
+async fn with_old_rows(store: &Store) -> Bus {
     let bus = wide_bus(store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let _janitor = frequent(&bus).await;
@@ -290,14 +290,14 @@ async fn with_old_rows(store: &Database) -> Bus {
 /// horizon: no bus with many idle databases could be read to its end any more.
 #[tokio::test(start_paused = true)]
 async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = with_old_rows(&store).await;
     assert_eq!(rows_in_pages(&bus, 1).await.len(), 3);
 
     let seen = Arc::new(AtomicUsize::new(0));
     let options = ParallelJobOptions::default().batch_rows_max(1);
     let (counter, feed) = (Arc::clone(&seen), bus.feed());
-    let job = ParallelJob::new(feed, Cursor::NOTHING).with_options(options);
+    let job = ParallelJob::new(feed, Cursor::BEGINNING).with_options(options);
     let work = move |batch: ParallelBatch<Notification>| {
         counter.fetch_add(batch.rows.len(), Ordering::Relaxed);
         async { Ok(()) }
@@ -307,7 +307,7 @@ async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
 
     let options = DispatcherOptions::default().page_rows_max(1);
     let dispatcher = bus.dispatcher(options).await.unwrap();
-    let mut updates = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+    let mut updates = dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
     for n in 0..3 {
         let delivery = within("a row", updates.next()).await.unwrap().into_delivery().unwrap();
         assert_eq!(delivery.notification().name.as_str(), format!("lives{n}"));
@@ -317,10 +317,10 @@ async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
 /// A reader that began at zero expires if a database that it may have met is deleted and its tombstone removed meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_began_before_the_deletion_expires() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = with_old_rows(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
-    let page = bus.feed().page(Cursor::NOTHING, 1).await.unwrap();
+    let page = bus.feed().page(Cursor::BEGINNING, 1).await.unwrap();
     assert!(bus.feed().page(page.next, 1).await.is_ok());
     record(&store, &bus, &db("lives0", 1), [0, 1, 0, 0]).await;
     row_with(&bus, &db("lives0", 1), [1, 1, 0, 0]).await;
@@ -332,11 +332,11 @@ async fn a_reader_that_began_before_the_deletion_expires() {
 /// Regression: the time of a mark was taken before its position was read, so a slow store made rows count as older.
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let faults = Faults::new(&store);
-    let slow = wide_bus(&faults.database()).await;
+    let slow = wide_bus(&faults.store()).await;
     let (opened, mut reads) = (tokio::time::Instant::now(), 0);
     faults.plan_reads(move |operation| {
         let is_marks = |range: &KeyRange| range.begin.starts_with(b"notibus\x15\x0d");
@@ -357,7 +357,7 @@ async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
 /// Regression: a row that could not be decoded stopped all cleaning.
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_read_keeps_nothing_else() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     record(&store, &bus, &db("x", 1), [1, 0, 0, 0]).await;
@@ -387,11 +387,11 @@ async fn what_cannot_be_read_keeps_nothing_else() {
 /// was gone.
 #[tokio::test(start_paused = true)]
 async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let faults = Faults::new(&store);
-    let away = wide_bus(&faults.database()).await;
+    let away = wide_bus(&faults.store()).await;
     let dispatcher = away.dispatcher(DispatcherOptions::default()).await.unwrap();
     let gone = db("gone", 1);
     let mut updates = dispatcher.subscribe(Filter::name("gone").unwrap()).stream();
@@ -416,8 +416,8 @@ async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
 /// Regression: the first closed entry that could not be dropped ended the pass, so those behind it never went.
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_cannot_be_dropped_keeps_no_other_one() {
-    let faults = Faults::new(&Database::memory());
-    let bus = wide_bus(&faults.database()).await;
+    let faults = Faults::new(&Store::memory());
+    let bus = wide_bus(&faults.store()).await;
     let changes = bus.changes();
     let dbs = [db("first", 1), db("second", 2)];
     for db in &dbs {
@@ -455,7 +455,7 @@ impl HashingScheme for Last {
 
 #[tokio::test(start_paused = true)]
 async fn an_entry_of_many_shards_is_kept_for_one_row() {
-    let store = Database::memory();
+    let store = Store::memory();
     let schemes = Schemes::default().with(SchemeId(2_000), Last).unwrap();
     let bus = Bus::open(&store, BusOptions::default().schemes(schemes)).await.unwrap();
     let (changes, docs) = (bus.changes(), db("docs", 1));
@@ -469,12 +469,12 @@ async fn an_entry_of_many_shards_is_kept_for_one_row() {
     let _janitor = frequent(&bus).await;
     pass(RETENTION / 10).await;
     assert_eq!(feed.topology().await.unwrap().len(), 2);
-    assert_eq!(feed.page(Cursor::NOTHING, 10).await.unwrap().rows.len(), 1);
+    assert_eq!(feed.page(Cursor::BEGINNING, 10).await.unwrap().rows.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_interval_of_zero_is_refused() {
-    let bus = wide_bus(&Database::memory()).await;
+    let bus = wide_bus(&Store::memory()).await;
     let options = JanitorOptions::default().interval(Duration::ZERO);
     assert!(matches!(joined(&bus).await.janitor(options).await, Err(Error::Invalid { .. })));
     assert!(bus.nodes().await.unwrap()[0].roles.is_empty(), "its node is none");
@@ -484,7 +484,7 @@ async fn an_interval_of_zero_is_refused() {
 /// ended without the deletion.
 #[tokio::test(start_paused = true)]
 async fn a_parallel_job_from_before_the_horizon_expires_although_the_shard_is_forgotten() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let feed = bus.feed();
@@ -526,7 +526,7 @@ async fn a_parallel_job_does_not_expire_for_a_tombstone_that_it_has_worked_on() 
 
 /// A parallel job works on a tombstone that the janitor drops meanwhile. `is_resharded` after the tombstone, the shard ends in that round.
 async fn worked_on(is_resharded: bool) {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().shards(1)).await.unwrap();
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let feed = bus.feed();
@@ -578,7 +578,7 @@ async fn worked_on(is_resharded: bool) {
 /// The results of runs that are committed exactly once: more than a page of old ones go, young ones stay, and mean what they meant.
 #[tokio::test(start_paused = true)]
 async fn old_results_of_runs_go_in_pages_and_young_ones_stay() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let family = KeyRange::prefix([b"notibus", &[0x15, 24, 0x14][..]].concat());
     let count = async || {

@@ -14,7 +14,7 @@ use notibus::{
     event::{Counters, DdocId},
     producer::ProducerOptions,
     store::{
-        AtomicOp, Database, Transaction,
+        AtomicOp, Store, Transaction,
         testing::{Attempt, CommitFault, Faults, Gate, Operation, Trace},
     },
 };
@@ -26,9 +26,9 @@ fn is_fold(attempt: &Attempt) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn a_fold_is_bounded_however_many_databases_wait() {
-    let store = Database::memory();
+    let store = Store::memory();
     let trace = Trace::new(&store);
-    let bus = narrow_bus(&trace.database()).await;
+    let bus = narrow_bus(&trace.store()).await;
     for n in 0..1_000 {
         record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, n % 3, 0]).await;
     }
@@ -54,7 +54,7 @@ async fn a_fold_is_bounded_however_many_databases_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn a_database_with_more_design_documents_than_fit_a_fold_gets_through() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let producer = bus.producer();
     store
@@ -84,9 +84,9 @@ async fn a_database_with_more_design_documents_than_fit_a_fold_gets_through() {
 /// janitor had removed the tombstone in between, they were taken for a database that is older than the bus: it lived again.
 #[tokio::test(start_paused = true)]
 async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let options = unpolled().fold_rows_max(10);
     let notifier = joined(&bus).await.notifier(options.clone()).await.unwrap();
     let gate = Gate::default();
@@ -101,7 +101,7 @@ async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back(
         producer.deleted(&tx, &gone);
         Ok(())
     };
-    faults.database().run(live_and_go).await.unwrap();
+    faults.store().run(live_and_go).await.unwrap();
     within("the fold of the deletion", gate.reached()).await;
     // A notifier that is stopped finishes the present fold.
     let shutdown = tokio::spawn(notifier.shutdown());
@@ -123,9 +123,9 @@ async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back(
 /// Regression: a fold of many databases wrote without a pause, so that other tasks of its thread, such as a heartbeat, came too late.
 #[tokio::test(start_paused = true)]
 async fn a_large_fold_gives_others_their_turn_while_it_writes() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Arc::new(Faults::new(&store));
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     for n in 0..1_000 {
         record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
     }
@@ -151,7 +151,7 @@ async fn a_large_fold_gives_others_their_turn_while_it_writes() {
 /// transaction larger than the store takes, and the partition was stuck for good.
 #[tokio::test(start_paused = true)]
 async fn a_backlog_of_the_longest_names_fits_into_folds() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let producer = bus.producer();
     for batch in 0..10 {
@@ -177,7 +177,7 @@ async fn a_backlog_of_the_longest_names_fits_into_folds() {
 async fn a_name_with_many_slots_and_lives_is_folded_whole() {
     for seed in 0..40 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = Bus::open(&store, BusOptions::default().partitions(1)).await.unwrap();
         let producer = bus.producer_with(ProducerOptions::default().slots(64)).unwrap();
         let mut recorded = Counters::ZERO;

@@ -14,7 +14,7 @@ use notibus::{
     Bus, Cursor, Db, DbName, DispatcherOptions, Notification,
     http::{Api, ApiOptions},
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{CommitFault, Faults},
     },
 };
@@ -42,7 +42,7 @@ struct CouchFixture {
 }
 
 impl CouchFixture {
-    async fn on(store: &Database) -> Self {
+    async fn on(store: &Store) -> Self {
         let bus = common::narrow_bus(store).await;
         let notifier = common::joined(&bus).await.notifier(common::eager()).await.unwrap();
         let couch = Arc::new(Couch::new(store.clone(), &bus));
@@ -54,7 +54,7 @@ impl CouchFixture {
     }
 
     async fn new() -> Self {
-        Self::on(&Database::memory()).await
+        Self::on(&Store::memory()).await
     }
 
     async fn raw(&self, request: Request<Body>) -> Response<Body> {
@@ -94,7 +94,7 @@ impl CouchFixture {
             .await;
         let instance = newest().await.unwrap().instance;
         let feed = self.couch.changes().feed(&Db::new(name, instance));
-        let rows = feed.page(Cursor::NOTHING, 10_000).await.unwrap().rows;
+        let rows = feed.page(Cursor::BEGINNING, 10_000).await.unwrap().rows;
         let summary = |doc: &notibus::changes::DocSummary| {
             (doc.id.to_string(), doc.revision.to_string(), doc.is_deleted)
         };
@@ -340,8 +340,8 @@ async fn a_database_that_is_created_again_is_another_one() {
 /// An edit whose commit has an unknown result must not be made twice, and must not conflict with itself.
 #[tokio::test]
 async fn an_unknown_result_is_no_conflict() {
-    let faults = Faults::new(&Database::memory());
-    let fixture = CouchFixture::on(&faults.database()).await;
+    let faults = Faults::new(&Store::memory());
+    let fixture = CouchFixture::on(&faults.store()).await;
     fixture.ask("PUT", "/db", None).await;
     fixture.folded("db", [1, 0, 0, 0]).await;
     let mut rev = fixture.rev("PUT", "/db/x", json!({})).await;

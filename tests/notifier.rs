@@ -19,7 +19,7 @@ use notibus::{
     event::{Counters, DdocId},
     node::BalanceOptions,
     store::{
-        AtomicOp, Database, Env, Environment, StoreError,
+        AtomicOp, Env, Environment, Store, StoreError,
         testing::{Attempt, CommitFault, Faults, Gate, WatchFault},
     },
 };
@@ -37,14 +37,14 @@ fn disturb_fold(faults: &Faults, fault: CommitFault) {
 
 /// Folds two events while the first fold that sees the first one is disturbed by `fault`.
 async fn bears(fault: CommitFault) -> Bus {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     disturb_fold(&faults, fault);
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
-    record(&faults.database(), &bus, &db("a", 1), [0, 0, 1, 0]).await;
+    record(&faults.store(), &bus, &db("a", 1), [0, 0, 1, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 1, 0]).await;
     assert_eq!(waiting(&store).await, 0);
     bus
@@ -89,9 +89,9 @@ async fn a_fold_that_timed_out_and_was_not_committed_is_done_again() {
 #[tokio::test(start_paused = true)]
 async fn a_fold_that_is_committed_late_is_not_done_twice() {
     for while_folding in [false, true] {
-        let store = Database::memory();
+        let store = Store::memory();
         let faults = Faults::new(&store);
-        let bus = narrow_bus(&faults.database()).await;
+        let bus = narrow_bus(&faults.store()).await;
         let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         let gate = Gate::default();
         let mut folds = 0;
@@ -105,7 +105,7 @@ async fn a_fold_that_is_committed_late_is_not_done_twice() {
             }
             .filter(|_| is_fold(attempt))
         });
-        record(&faults.database(), &bus, &db("a", 1), [1, 0, 0, 0]).await;
+        record(&faults.store(), &bus, &db("a", 1), [1, 0, 0, 0]).await;
         if while_folding {
             within("the second fold", gate.reached()).await;
         } else {
@@ -115,7 +115,7 @@ async fn a_fold_that_is_committed_late_is_not_done_twice() {
         let late = faults.commit_late().await;
         assert!(late.iter().all(Result::is_ok), "{late:?}");
         gate.open();
-        record(&faults.database(), &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        record(&faults.store(), &bus, &db("a", 1), [0, 0, 1, 0]).await;
         row_with(&bus, &db("a", 1), [1, 0, 1, 0]).await;
         tokio::time::sleep(Duration::from_secs(10)).await;
         row_with(&bus, &db("a", 1), [1, 0, 1, 0]).await;
@@ -167,14 +167,14 @@ fn fail_at_random(faults: &Faults, random: &mut fastrand::Rng) {
 
 /// Records at random under faults at random; the totals must come out exactly.
 async fn soak(mut random: fastrand::Rng) {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
     let bus = async |store| {
         let options = BusOptions::default().partitions(3);
         Bus::open(&store, options).await.unwrap()
     };
     let producing = bus(store.clone()).await;
-    let processes = [bus(faults.database()).await, bus(faults.database()).await];
+    let processes = [bus(faults.store()).await, bus(faults.store()).await];
     fail_at_random(&faults, &mut random);
     let start = async |bus: &Bus| loop {
         // A start that times out has to be repeated by the caller.
@@ -231,7 +231,7 @@ async fn totals_are_exact_under_random_faults() {
 /// Two nodes in one process: when one leaves, the wake-ups of its partitions reach the other.
 #[tokio::test(start_paused = true)]
 async fn a_notifier_replaces_another_in_the_same_process() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let a = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
@@ -250,17 +250,17 @@ async fn a_notifier_replaces_another_in_the_same_process() {
 
 #[tokio::test(start_paused = true)]
 async fn events_between_the_read_and_the_commit_of_a_fold_survive() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let gate = Gate::default();
     disturb_fold(&faults, CommitFault::Hold(gate.clone()));
     let (seen, unseen) = (db("seen", 1), db("unseen", 1));
-    record(&faults.database(), &bus, &seen, [1, 0, 1, 0]).await;
+    record(&faults.store(), &bus, &seen, [1, 0, 1, 0]).await;
     within("the fold", gate.reached()).await;
-    record(&faults.database(), &bus, &seen, [0, 0, 1, 1]).await;
-    record(&faults.database(), &bus, &unseen, [1, 0, 0, 0]).await;
+    record(&faults.store(), &bus, &seen, [0, 0, 1, 1]).await;
+    record(&faults.store(), &bus, &unseen, [1, 0, 0, 0]).await;
     gate.open();
     row_with(&bus, &seen, [1, 0, 2, 1]).await;
     row_with(&bus, &unseen, [1, 0, 0, 0]).await;
@@ -271,14 +271,14 @@ async fn events_between_the_read_and_the_commit_of_a_fold_survive() {
 /// The key of a design document, too, is removed only if its value is the one that was read.
 #[tokio::test(start_paused = true)]
 async fn a_design_document_that_changes_during_its_fold_is_delivered_again() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let producer = bus.producer();
     let change = async || {
         let id = DdocId::new("views").unwrap();
-        let db = faults.database();
+        let db = faults.store();
         db.run(async |tx| {
             producer.ddoc_updated(&tx, &common::db("a", 1), Some(&id));
             Ok(())
@@ -300,7 +300,7 @@ async fn a_design_document_that_changes_during_its_fold_is_delivered_again() {
 #[tokio::test(start_paused = true)]
 async fn a_recreated_name_delivers_both_instances_whether_folded_together_or_not() {
     for together in [true, false] {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = narrow_bus(&store).await;
         let mut notifier = Some(joined(&bus).await.notifier(unpolled()).await.unwrap());
         let (old, new) = (db("a", 9), db("a", 1));
@@ -332,7 +332,7 @@ async fn a_recreated_name_delivers_both_instances_whether_folded_together_or_not
 
 #[tokio::test(start_paused = true)]
 async fn of_several_instances_in_one_fold_the_living_one_is_last() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     for (instance, lanes) in [(5, [1, 1, 1, 0]), (9, [1, 1, 0, 0]), (1, [1, 0, 0, 0])] {
         record(&store, &bus, &db("a", instance), lanes).await;
@@ -348,7 +348,7 @@ async fn of_several_instances_in_one_fold_the_living_one_is_last() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_database_leaves_a_tombstone() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     record(&store, &bus, &db("a", 1), [1, 0, 3, 0]).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
@@ -361,7 +361,7 @@ async fn a_deleted_database_leaves_a_tombstone() {
 
 #[tokio::test(start_paused = true)]
 async fn events_of_a_replaced_instance_are_counted_and_change_nothing() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let (old, new) = (db("a", 1), db("a", 2));
@@ -377,7 +377,7 @@ async fn events_of_a_replaced_instance_are_counted_and_change_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_database_older_than_the_bus_is_adopted_at_its_first_event_of_any_kind() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     for (name, lanes) in [("u", [0, 0, 1, 0]), ("d", [0, 0, 0, 1]), ("x", [0, 1, 0, 0])] {
@@ -391,7 +391,7 @@ async fn a_database_older_than_the_bus_is_adopted_at_its_first_event_of_any_kind
 
 #[tokio::test(start_paused = true)]
 async fn notifiers_share_the_partitions() {
-    let store = Database::memory();
+    let store = Store::memory();
     let mut buses = Vec::new();
     let mut notifiers = Vec::new();
     for _ in 0..3 {
@@ -415,7 +415,7 @@ async fn notifiers_share_the_partitions() {
 
 #[tokio::test]
 async fn options_out_of_their_limits_are_typed_errors() {
-    let bus = narrow_bus(&Database::memory()).await;
+    let bus = narrow_bus(&Store::memory()).await;
     let good = NotifierOptions::default;
     for bad in [
         good().balance(BalanceOptions::default().interval(Duration::ZERO)),
@@ -430,7 +430,7 @@ async fn options_out_of_their_limits_are_typed_errors() {
 
 #[tokio::test(start_paused = true)]
 async fn a_doorbell_wakes_the_notifier_of_another_process() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (producing, folding) = (wide_bus(&store).await, wide_bus(&store).await);
     let _notifier = joined(&folding).await.notifier(unpolled()).await.unwrap();
     for n in 0..20 {
@@ -443,9 +443,9 @@ async fn a_doorbell_wakes_the_notifier_of_another_process() {
 /// Rings of another process race with the setting of the watch: none is lost, whenever it comes.
 #[tokio::test(start_paused = true)]
 async fn a_doorbell_that_is_rung_while_its_watch_is_set_is_heard() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (producing, folding) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let (producing, folding) = (narrow_bus(&store).await, narrow_bus(&faults.store()).await);
     let _notifier = joined(&folding).await.notifier(unpolled()).await.unwrap();
     let mut random = common::dice();
     for n in 1..=100 {
@@ -465,9 +465,9 @@ async fn a_doorbell_that_is_rung_while_its_watch_is_set_is_heard() {
 #[tokio::test(start_paused = true)]
 async fn the_poll_makes_good_watches_that_are_dropped_or_refused() {
     for fault in [WatchFault::Drop, WatchFault::Refuse(StoreError::TOO_MANY_WATCHES)] {
-        let store = Database::memory();
+        let store = Store::memory();
         let faults = Faults::new(&store);
-        let (producing, folding) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
+        let (producing, folding) = (wide_bus(&store).await, wide_bus(&faults.store()).await);
         let planned = fault.clone();
         faults.plan_watches(move |_| Some(planned.clone()));
         let _notifier = joined(&folding).await.notifier(eager()).await.unwrap();
@@ -505,7 +505,7 @@ impl Environment for Computing {
 }
 
 /// Folds of a hot database in 20 s, of which `folding` folds at most a tenth, with pauses of at most `interval_max`.
-async fn folds_of(producing: &Database, folding: &Database, interval_max: Duration) -> u64 {
+async fn folds_of(producing: &Store, folding: &Store, interval_max: Duration) -> u64 {
     let (recording, bus) = (narrow_bus(producing).await, narrow_bus(folding).await);
     let options = NotifierOptions::default().fold_percent(10).fold_interval_max(interval_max);
     let _notifier = joined(&bus).await.notifier(options).await.unwrap();
@@ -522,9 +522,8 @@ async fn folds_of(producing: &Database, folding: &Database, interval_max: Durati
 async fn a_fold_pauses_for_what_it_has_computed() {
     for (interval_max, expected) in [(1_000, 40..=48), (100, 180..=205)] {
         let env = Env::new(Computing(Env::system(), AtomicU64::new(0)));
-        let faults = Faults::new(&Database::memory_in(env));
-        let folds =
-            folds_of(&faults.database(), &faults.database(), Duration::from_millis(interval_max)).await;
+        let faults = Faults::new(&Store::memory_in(env));
+        let folds = folds_of(&faults.store(), &faults.store(), Duration::from_millis(interval_max)).await;
         assert!(expected.contains(&folds), "{folds} folds in 20 s, with pauses of {interval_max} ms");
     }
 }
@@ -533,7 +532,7 @@ async fn a_fold_pauses_for_what_it_has_computed() {
 /// what it waits for the store is a pause already.
 #[tokio::test(start_paused = true)]
 async fn a_fold_does_not_pause_for_what_it_has_waited() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
     faults.plan_commits(|attempt| {
         attempt.mutations().next()?;
@@ -545,13 +544,13 @@ async fn a_fold_does_not_pause_for_what_it_has_waited() {
         });
         Some(CommitFault::Hold(gate))
     });
-    let folds = folds_of(&store, &faults.database(), Duration::from_secs(10)).await;
+    let folds = folds_of(&store, &faults.store(), Duration::from_secs(10)).await;
     assert!((180..=205).contains(&folds), "{folds} folds in 20 s");
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_a_shutdown_another_continues() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     for n in 0..5 {
         let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
@@ -569,13 +568,13 @@ async fn after_a_shutdown_another_continues() {
 /// A shutdown waits for the present fold, and loses none of its events.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let gate = Gate::default();
     disturb_fold(&faults, CommitFault::Hold(gate.clone()));
-    record(&faults.database(), &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    record(&faults.store(), &bus, &db("a", 1), [1, 0, 0, 0]).await;
     within("the fold", gate.reached()).await;
     let shutdown = tokio::spawn(notifier.shutdown());
     tokio::task::yield_now().await;
@@ -588,12 +587,12 @@ async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
 /// The operations of an idle notifier of a bus with `databases` databases and `partitions` in 300 s: reads, and commits
 /// that write.
 async fn idle_cost(databases: usize, partitions: u32) -> (u64, u64) {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = Bus::open(&faults.database(), BusOptions::default().partitions(partitions)).await.unwrap();
+    let bus = Bus::open(&faults.store(), BusOptions::default().partitions(partitions)).await.unwrap();
     let _notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     for n in 0..databases {
-        record(&faults.database(), &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+        record(&faults.store(), &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
     }
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(bus.stats().folded.created, databases as u64);
@@ -616,7 +615,7 @@ async fn an_idle_bus_costs_the_same_whatever_the_number_of_databases_and_partiti
 
 #[tokio::test]
 async fn ids_of_design_documents_are_kept_as_long_as_their_database_lives() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     let producer = bus.producer();

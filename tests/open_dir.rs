@@ -8,7 +8,7 @@ use std::{
 
 use notibus::{
     Error, Result,
-    store::{Database, Isolation, KeyRange, OpenCause, RangeRead},
+    store::{Isolation, KeyRange, OpenCause, RangeRead, Store},
 };
 use tempfile::TempDir;
 
@@ -30,7 +30,7 @@ fn wait<T>(body: impl Future<Output = Result<T>>) -> T {
 
 /// Why `folder` cannot be opened, which has this cause.
 fn refusal(folder: &Path, expected: OpenCause) -> String {
-    match Database::open_dir(folder) {
+    match Store::open_dir(folder) {
         Err(Error::Open { path, cause, reason }) => {
             assert_eq!((&*path, cause), (folder, expected), "{reason}");
             reason
@@ -39,9 +39,9 @@ fn refusal(folder: &Path, expected: OpenCause) -> String {
     }
 }
 
-fn rows(db: &Database) -> Rows {
+fn rows(store: &Store) -> Rows {
     wait(async {
-        let tx = db.begin();
+        let tx = store.begin();
         let all = RangeRead::new(KeyRange::prefix(""));
         let mut pages = tx.pages(all, Isolation::Snapshot);
         let mut rows = Rows::new();
@@ -53,10 +53,10 @@ fn rows(db: &Database) -> Rows {
 }
 
 /// Commits `count` transactions, each of one row, from number `first` on.
-fn commit(db: &Database, first: u32, count: u32) {
+fn commit(store: &Store, first: u32, count: u32) {
     wait(async {
         for number in first..first + count {
-            let tx = db.begin();
+            let tx = store.begin();
             tx.set(format!("key {number:05}").as_bytes(), &value(number));
             tx.commit().await?;
         }
@@ -72,8 +72,8 @@ fn value(number: u32) -> Vec<u8> {
 fn a_missing_folder_is_made_with_its_parents() {
     let folder = folder();
     let path = folder.path().join("a/b/c");
-    commit(&Database::open_dir(&path).expect("it can be made"), 0, 1);
-    assert_eq!(rows(&Database::open_dir(&path).expect("it is a store")).len(), 1);
+    commit(&Store::open_dir(&path).expect("it can be made"), 0, 1);
+    assert_eq!(rows(&Store::open_dir(&path).expect("it is a store")).len(), 1);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_folder_with_other_files_is_refused_and_left_alone() {
 #[test]
 fn a_store_of_another_format_is_refused() {
     let folder = folder();
-    drop(Database::open_dir(folder.path()).expect("it can be made"));
+    drop(Store::open_dir(folder.path()).expect("it can be made"));
     let marker = format!("99 {:016x}\n", xxhash_rust::xxh3::xxh3_64(b"99"));
     fs::write(folder.path().join("NOTIBUS_STORE"), marker).expect("it can be written");
     let reason = refusal(folder.path(), OpenCause::Unusable);
@@ -117,14 +117,14 @@ fn a_store_of_another_format_is_refused() {
 #[test]
 fn a_second_handle_of_the_same_process_is_refused_until_the_first_is_closed() {
     let folder = folder();
-    let db = Database::open_dir(folder.path()).expect("it can be made");
-    let clone = db.clone();
-    commit(&db, 0, 1);
-    drop(db);
+    let store = Store::open_dir(folder.path()).expect("it can be made");
+    let clone = store.clone();
+    commit(&store, 0, 1);
+    drop(store);
     let reason = refusal(folder.path(), OpenCause::InUse);
     assert!(reason.contains("open in another process"), "{reason}");
     drop(clone);
-    assert_eq!(rows(&Database::open_dir(folder.path()).expect("it is free")).len(), 1);
+    assert_eq!(rows(&Store::open_dir(folder.path()).expect("it is free")).len(), 1);
 }
 
 #[test]
@@ -133,17 +133,17 @@ fn rows_and_versions_survive_closing() {
     let mut expected = Rows::new();
     let mut newest = 0;
     for round in 0..5 {
-        let db = Database::open_dir(folder.path()).expect("it can be opened");
-        assert_eq!(rows(&db), expected);
-        let version = wait(db.begin().read_version());
+        let store = Store::open_dir(folder.path()).expect("it can be opened");
+        assert_eq!(rows(&store), expected);
+        let version = wait(store.begin().read_version());
         assert!(version >= newest, "{version} after {newest}");
         let number = round * 10;
-        commit(&db, number, 10);
+        commit(&store, number, 10);
         expected.extend((number..number + 10).map(|n| (format!("key {n:05}").into_bytes(), value(n))));
         let removed = format!("key {:05}", number + 3).into_bytes();
         expected.remove(&removed);
         newest = wait(async {
-            let tx = db.begin();
+            let tx = store.begin();
             tx.clear(&removed);
             let committed = tx.commit().await?.expect("a clear is a write");
             Ok(committed.versionstamp.version())
@@ -156,7 +156,7 @@ fn rows_and_versions_survive_closing() {
 fn the_empty_key_and_the_largest_entries_survive_closing() {
     let folder = folder();
     let (key, value) = (vec![b'k'; 10_000], vec![7; 100_000]);
-    let db = Database::open_dir(folder.path()).expect("it can be made");
+    let db = Store::open_dir(folder.path()).expect("it can be made");
     wait(async {
         let tx = db.begin();
         tx.set(b"", b"");
@@ -166,7 +166,7 @@ fn the_empty_key_and_the_largest_entries_survive_closing() {
     });
     drop(db);
     let expected = Rows::from([(vec![], vec![]), (vec![0], b"zero".to_vec()), (key, value)]);
-    assert!(rows(&Database::open_dir(folder.path()).expect("it is a store")) == expected);
+    assert!(rows(&Store::open_dir(folder.path()).expect("it is a store")) == expected);
 }
 
 /// All files below `folder`, in order, without it.
@@ -235,7 +235,7 @@ impl Damage {
 fn a_commit_that_changes_no_row_keeps_its_version() {
     let folder = folder();
     let version = {
-        let db = Database::open_dir(folder.path()).expect("it is a new store");
+        let db = Store::open_dir(folder.path()).expect("it is a new store");
         commit(&db, 0, 1);
         wait(async {
             let tx = db.begin();
@@ -244,7 +244,7 @@ fn a_commit_that_changes_no_row_keeps_its_version() {
             db.begin().read_version().await
         })
     };
-    let db = Database::open_dir(folder.path()).expect("it was closed in order");
+    let db = Store::open_dir(folder.path()).expect("it was closed in order");
     let reopened = wait(async { db.begin().read_version().await });
     assert!(reopened >= version, "{reopened} after {version}: read versions never go back");
 }
@@ -262,7 +262,7 @@ enum Outcome {
 
 /// Opens `folder`, which held `expected` before it was damaged. Other rows than those of the first commits are an error.
 fn open_damaged(folder: &Path, expected: &Rows) -> Outcome {
-    match Database::open_dir(folder) {
+    match Store::open_dir(folder) {
         Err(Error::Open { reason, cause, .. }) => {
             assert!(!reason.is_empty());
             assert!(matches!(cause, OpenCause::Damaged | OpenCause::Unusable), "{cause:?}: {reason}");
@@ -281,8 +281,8 @@ fn open_damaged(folder: &Path, expected: &Rows) -> Outcome {
 fn store_in_order() -> (TempDir, Rows) {
     let folder = folder();
     for round in 0..3 {
-        let db = Database::open_dir(folder.path()).expect("it can be opened");
-        commit(&db, round * 150, 150);
+        let store = Store::open_dir(folder.path()).expect("it can be opened");
+        commit(&store, round * 150, 150);
     }
     let expected = (0..450).map(|n| (format!("key {n:05}").into_bytes(), value(n)));
     (folder, expected.collect())
@@ -333,7 +333,7 @@ fn nobody_else_may_read_a_folder_or_its_files() {
     use std::os::unix::fs::PermissionsExt;
     let parent = folder();
     let path = parent.path().join("store");
-    commit(&Database::open_dir(&path).expect("it can be made"), 0, 1);
+    commit(&Store::open_dir(&path).expect("it can be made"), 0, 1);
     let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
     assert_eq!(mode(&path), 0o700);
     let files = files(&path);
@@ -368,10 +368,10 @@ fn a_half_made_folder_is_finished() {
     for marker in ["", &*unfinished] {
         let folder = folder();
         fs::write(folder.path().join("NOTIBUS_STORE"), marker).expect("it can be written");
-        let db = Database::open_dir(folder.path()).expect("it is finished");
+        let db = Store::open_dir(folder.path()).expect("it is finished");
         commit(&db, 0, 1);
         drop(db);
-        assert_eq!(rows(&Database::open_dir(folder.path()).expect("it is a store")).len(), 1);
+        assert_eq!(rows(&Store::open_dir(folder.path()).expect("it is a store")).len(), 1);
     }
 }
 
@@ -379,14 +379,14 @@ fn a_half_made_folder_is_finished() {
 #[test]
 fn asking_whether_a_store_is_open_does_not_block_opening_it() {
     let folder = folder();
-    drop(Database::open_dir(folder.path()).expect("it can be made"));
+    drop(Store::open_dir(folder.path()).expect("it can be made"));
     let asking = fs::File::open(folder.path()).expect("it is there");
     asking.lock_shared().expect("nobody has it");
     let asked = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(50));
         drop(asking);
     });
-    Database::open_dir(folder.path()).expect("it is open nowhere");
+    Store::open_dir(folder.path()).expect("it is open nowhere");
     asked.join().expect("it does not panic");
 }
 
@@ -394,7 +394,7 @@ fn asking_whether_a_store_is_open_does_not_block_opening_it() {
 #[test]
 fn a_damaged_marker_is_named_and_hides_no_row() {
     let folder = folder();
-    commit(&Database::open_dir(folder.path()).expect("it is a new store"), 0, 10);
+    commit(&Store::open_dir(folder.path()).expect("it is a new store"), 0, 10);
     let marker = folder.path().join("NOTIBUS_STORE");
     let good = fs::read(&marker).expect("it is there");
     for damage in [Damage::Flipped(0), Damage::Flipped(60), Damage::Cut(50), Damage::Missing] {
@@ -402,7 +402,7 @@ fn a_damaged_marker_is_named_and_hides_no_row() {
         assert!(damage.apply(&marker));
         let reason = refusal(folder.path(), OpenCause::Damaged);
         assert!(reason.contains("damaged: NOTIBUS_STORE at byte 0"), "{damage:?}: {reason}");
-        let report = Database::check_dir(folder.path()).expect("it can be checked");
+        let report = Store::check_dir(folder.path()).expect("it can be checked");
         assert_eq!((report.damages.len(), &*report.damages[0].file), (1, "NOTIBUS_STORE"));
         assert_eq!(report.rows, 10, "{damage:?}");
     }
@@ -410,13 +410,13 @@ fn a_damaged_marker_is_named_and_hides_no_row() {
 
 /// Commits one row, and returns whether it is acknowledged.
 #[cfg(unix)]
-fn is_acknowledged(db: &Database, number: u32) -> bool {
+fn is_acknowledged(store: &Store, number: u32) -> bool {
     tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
         .expect("a runtime can be built")
         .block_on(async {
-            let tx = db.begin();
+            let tx = store.begin();
             tx.set(format!("key {number:05}").as_bytes(), &value(number));
             tx.commit().await.is_ok()
         })
@@ -429,11 +429,11 @@ fn is_acknowledged(db: &Database, number: u32) -> bool {
 fn a_process_whose_folder_is_replaced_fails_and_mixes_nothing() {
     let parent = folder();
     let (path, moved) = (parent.path().join("store"), parent.path().join("moved"));
-    let old = Database::open_dir(&path).expect("it can be made");
+    let old = Store::open_dir(&path).expect("it can be made");
     commit(&old, 0, 10);
     let before = rows(&old);
     fs::rename(&path, &moved).expect("it can be moved");
-    let new = Database::open_dir(&path).expect("another one is made in its place");
+    let new = Store::open_dir(&path).expect("another one is made in its place");
     commit(&new, 100, 20);
     let expected = rows(&new);
     assert!(!is_acknowledged(&old, 50), "it would be lost for who opens the path");
@@ -444,8 +444,8 @@ fn a_process_whose_folder_is_replaced_fails_and_mixes_nothing() {
     expected.insert(b"key 00200".to_vec(), value(200));
     assert_eq!(rows(&new), expected);
     drop(new);
-    assert_eq!(rows(&Database::open_dir(&path).expect("it is whole")), expected);
-    let mut left = rows(&Database::open_dir(&moved).expect("it is whole"));
+    assert_eq!(rows(&Store::open_dir(&path).expect("it is whole")), expected);
+    let mut left = rows(&Store::open_dir(&moved).expect("it is whole"));
     left.remove(&b"key 00050"[..]);
     assert_eq!(left, before);
 }
@@ -457,22 +457,22 @@ fn a_process_whose_folder_is_replaced_fails_and_mixes_nothing() {
 fn a_removed_file_fails_the_process_and_lets_nobody_in() {
     let names: Vec<_> = {
         let folder = folder();
-        let _db = Database::open_dir(folder.path()).expect("it can be made");
+        let _db = Store::open_dir(folder.path()).expect("it can be made");
         files(folder.path())
     };
     assert_eq!(names.len(), 3, "{names:?}");
     for name in names {
         let folder = folder();
-        let db = Database::open_dir(folder.path()).expect("it can be made");
-        commit(&db, 0, 5);
+        let store = Store::open_dir(folder.path()).expect("it can be made");
+        commit(&store, 0, 5);
         fs::remove_file(folder.path().join(&name)).expect("it is there");
-        match Database::open_dir(folder.path()) {
+        match Store::open_dir(folder.path()) {
             Err(Error::Open { cause, .. }) => {
                 assert!(matches!(cause, OpenCause::InUse | OpenCause::Damaged), "{cause:?}");
             }
             other => panic!("{other:?}"),
         }
-        assert!(!is_acknowledged(&db, 6), "{}", name.display());
+        assert!(!is_acknowledged(&store, 6), "{}", name.display());
     }
 }
 
@@ -482,7 +482,7 @@ fn a_removed_file_fails_the_process_and_lets_nobody_in() {
 fn another_path_to_a_folder_in_use_is_refused() {
     let parent = folder();
     let (path, link) = (parent.path().join("store"), parent.path().join("link"));
-    let db = Database::open_dir(&path).expect("it can be made");
+    let db = Store::open_dir(&path).expect("it can be made");
     std::os::unix::fs::symlink(&path, &link).expect("it can be made");
     refusal(&link, OpenCause::InUse);
     // A bind mount needs rights that few have.

@@ -18,7 +18,7 @@ use notibus::{
     Bus, Cursor, Db, Error, Sequence,
     changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
     consumer::{ParallelBatch, ParallelJob, ParallelJobOptions},
-    store::{AtomicOp, Database, Isolation, Transaction},
+    store::{AtomicOp, Isolation, Store, Transaction},
 };
 
 /// A layer with one database of documents.
@@ -42,7 +42,7 @@ fn edits(stored: &[u8]) -> u64 {
 }
 
 impl Layer {
-    async fn new(store: &Database, shards: u32) -> Self {
+    async fn new(store: &Store, shards: u32) -> Self {
         let bus = wide_bus(store).await;
         let layer = Self { changes: bus.changes(), bus, db: db("docs", 1), history: Arc::default() };
         let options = ChangesOptions::default().shards(shards);
@@ -112,7 +112,7 @@ impl Index {
 
 #[tokio::test(start_paused = true)]
 async fn an_index_is_built_and_goes_on_from_where_it_was() {
-    let layer = Layer::new(&Database::memory(), 4).await;
+    let layer = Layer::new(&Store::memory(), 4).await;
     layer.fill(50).await;
     let index = Index::default();
     let put = |index: &Index| {
@@ -122,7 +122,7 @@ async fn an_index_is_built_and_goes_on_from_where_it_was() {
             async { Ok(()) }
         }
     };
-    let first = layer.job(Cursor::NOTHING).run(put(&index)).await.unwrap();
+    let first = layer.job(Cursor::BEGINNING).run(put(&index)).await.unwrap();
     assert_eq!(index.get(), layer.state_at(first));
     assert_eq!(index.get().len(), 50);
     layer.edit("doc3").await;
@@ -143,7 +143,7 @@ async fn all_tasks_end_at_one_state_while_everything_goes_on() {
     for seed in 0..30 {
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);
-        let layer = Layer::new(&Database::memory(), random.u32(1..6)).await;
+        let layer = Layer::new(&Store::memory(), random.u32(1..6)).await;
         layer.fill(120).await;
         let done = Arc::new(AtomicBool::new(false));
         let load = {
@@ -172,7 +172,7 @@ async fn all_tasks_end_at_one_state_while_everything_goes_on() {
                 }
             }
         };
-        let to = layer.job(Cursor::NOTHING).run(work).await.unwrap();
+        let to = layer.job(Cursor::BEGINNING).run(work).await.unwrap();
         assert_eq!(index.get(), layer.state_at(to), "the state of one moment, no more and no less");
         done.store(true, Ordering::Relaxed);
         load.await.unwrap();
@@ -182,7 +182,7 @@ async fn all_tasks_end_at_one_state_while_everything_goes_on() {
 /// Regression: tasks that had to wait for their turn always found the round's version too old, so no round ended at its version.
 #[tokio::test(start_paused = true)]
 async fn a_job_ends_although_its_tasks_wait_for_each_other() {
-    let layer = Layer::new(&Database::memory(), 32).await;
+    let layer = Layer::new(&Store::memory(), 32).await;
     layer.fill(300).await;
     let writer = {
         let layer = layer.clone();
@@ -205,7 +205,7 @@ async fn a_job_ends_although_its_tasks_wait_for_each_other() {
             }
         }
     };
-    let job = ParallelJob::new(layer.changes.feed(&layer.db), Cursor::NOTHING);
+    let job = ParallelJob::new(layer.changes.feed(&layer.db), Cursor::BEGINNING);
     let to = tokio::time::timeout(Duration::from_mins(10), job.run(work)).await.unwrap().unwrap();
     writer.abort();
     assert_eq!(index.get(), layer.state_at(to));
@@ -213,7 +213,7 @@ async fn a_job_ends_although_its_tasks_wait_for_each_other() {
 
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_fails_is_worked_on_again() {
-    let layer = Layer::new(&Database::memory(), 3).await;
+    let layer = Layer::new(&Store::memory(), 3).await;
     layer.fill(30).await;
     let (index, failures) = (Index::default(), Arc::new(AtomicUsize::new(0)));
     let work = {
@@ -227,7 +227,7 @@ async fn a_batch_that_fails_is_worked_on_again() {
             async move { if fails { Err("not yet".into()) } else { Ok(()) } }
         }
     };
-    let to = layer.job(Cursor::NOTHING).run(work).await.unwrap();
+    let to = layer.job(Cursor::BEGINNING).run(work).await.unwrap();
     assert_eq!(index.get(), layer.state_at(to));
     assert!(failures.load(Ordering::Relaxed) >= 6);
 }
@@ -241,7 +241,7 @@ impl Drop for UnderWay {
 
 #[tokio::test(start_paused = true)]
 async fn a_task_that_fails_for_good_fails_the_job_and_stops_the_others() {
-    let layer = Layer::new(&Database::memory(), 8).await;
+    let layer = Layer::new(&Store::memory(), 8).await;
     layer.fill(100).await;
     let under_way = Arc::new(AtomicUsize::new(0));
     let work = |fails: fn() -> notibus::consumer::HandlerResult| {
@@ -261,10 +261,10 @@ async fn a_task_that_fails_for_good_fails_the_job_and_stops_the_others() {
             }
         }
     };
-    let failed = layer.job(Cursor::NOTHING).run(work(|| Err("it is bad".into()))).await.unwrap_err();
+    let failed = layer.job(Cursor::BEGINNING).run(work(|| Err("it is bad".into()))).await.unwrap_err();
     assert!(matches!(failed, Error::Task { shard: Some(_), attempts: 5, .. }), "{failed}");
     assert!(failed.to_string().contains("it is bad") && std::error::Error::source(&failed).is_some());
-    let panicked = layer.job(Cursor::NOTHING).run(work(|| panic!("it is very bad"))).await.unwrap_err();
+    let panicked = layer.job(Cursor::BEGINNING).run(work(|| panic!("it is very bad"))).await.unwrap_err();
     assert!(matches!(panicked, Error::Task { shard: None, .. }), "{panicked}");
     tokio::task::yield_now().await;
     assert_eq!(under_way.load(Ordering::SeqCst), 0, "no task is left");
@@ -272,7 +272,7 @@ async fn a_task_that_fails_for_good_fails_the_job_and_stops_the_others() {
 
 #[tokio::test(start_paused = true)]
 async fn the_snapshot_of_a_batch_shows_the_store_as_it_was_with_the_rows() {
-    let layer = Layer::new(&Database::memory(), 2).await;
+    let layer = Layer::new(&Store::memory(), 2).await;
     layer.fill(40).await;
     let (other, disturbed) = (layer.clone(), Arc::new(AtomicBool::new(false)));
     let work = move |batch: ParallelBatch<Change>| {
@@ -290,15 +290,15 @@ async fn the_snapshot_of_a_batch_shows_the_store_as_it_was_with_the_rows() {
             Ok(())
         }
     };
-    layer.job(Cursor::NOTHING).run(work).await.unwrap();
+    layer.job(Cursor::BEGINNING).run(work).await.unwrap();
 }
 
 #[tokio::test]
 async fn bad_input_is_a_typed_error() {
-    let layer = Layer::new(&Database::memory(), 2).await;
+    let layer = Layer::new(&Store::memory(), 2).await;
     layer.fill(3).await;
     let job =
-        |options| ParallelJob::new(layer.changes.feed(&layer.db), Cursor::NOTHING).with_options(options);
+        |options| ParallelJob::new(layer.changes.feed(&layer.db), Cursor::BEGINNING).with_options(options);
     let default = ParallelJobOptions::default;
     for bad in [
         default().tasks_max(0),
@@ -313,6 +313,6 @@ async fn bad_input_is_a_typed_error() {
     let ahead = ParallelJob::new(layer.changes.feed(&layer.db), Sequence::MAX);
     let refused = ahead.run(|_| async { Ok(()) }).await;
     assert!(matches!(refused, Err(Error::Invalid { what: "sequence", .. })));
-    let none = ParallelJob::new(layer.changes.feed(&db("other", 9)), Cursor::NOTHING);
+    let none = ParallelJob::new(layer.changes.feed(&db("other", 9)), Cursor::BEGINNING);
     assert!(matches!(none.run(|_| async { Ok(()) }).await, Err(Error::NoFeed { .. })));
 }

@@ -12,15 +12,15 @@ use notibus::{
     event::{Counters, DdocId, Tally},
     producer::{EventTarget, ProducerOptions, Receipt},
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError,
+        AtomicOp, Isolation, KeyRange, RangeRead, Store, StoreError,
         testing::{Attempt, CommitFault, Faults, Operation, Trace},
     },
 };
 
 /// The trace of the one transaction in which `produce` was called.
 async fn traced(produce: impl Fn(&Bus, &notibus::store::Transaction)) -> Attempt {
-    let trace = Trace::new(&Database::memory());
-    let store = trace.database();
+    let trace = Trace::new(&Store::memory());
+    let store = trace.store();
     let bus = narrow_bus(&store).await;
     trace.take();
     let tx = store.begin();
@@ -87,7 +87,7 @@ async fn recording_versionstamps_costs_one_more_write() {
 
 #[tokio::test(start_paused = true)]
 async fn the_newest_recorded_versionstamp_is_in_the_row() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let options = ProducerOptions::default().record_versionstamps(true).slots(4);
     let producer = bus.producer_with(options).unwrap();
@@ -105,7 +105,7 @@ async fn the_newest_recorded_versionstamp_is_in_the_row() {
 
 #[tokio::test(start_paused = true)]
 async fn producers_conflict_with_nothing_and_every_event_counts() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
@@ -141,7 +141,7 @@ async fn producers_conflict_with_nothing_and_every_event_counts() {
 
 #[tokio::test(start_paused = true)]
 async fn an_aborted_transaction_records_nothing() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let producer = bus.producer();
     let failed: notibus::Result<()> = store
@@ -187,7 +187,7 @@ async fn an_aborted_transaction_records_nothing() {
 #[tokio::test(start_paused = true)]
 async fn an_event_is_notified_if_and_only_if_its_transaction_committed() {
     let mut random = common::dice();
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let producer = bus.producer();
@@ -251,7 +251,7 @@ impl EventTarget for Foreign {
 
 impl Foreign {
     /// Commits in its own way.
-    async fn commit(&self, store: &Database) {
+    async fn commit(&self, store: &Store) {
         let mutations = self.mutations.borrow().clone();
         store
             .run(async |tx| {
@@ -267,7 +267,7 @@ impl Foreign {
 
 #[tokio::test(start_paused = true)]
 async fn a_receipt_that_is_rung_wakes_the_notifier() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -275,13 +275,13 @@ async fn a_receipt_that_is_rung_wakes_the_notifier() {
     let id = DdocId::new("views").unwrap();
     let receipt = bus.producer().ddoc_updated(&foreign, &db("a", 1), Some(&id));
     foreign.commit(&store).await;
-    receipt.ring();
+    receipt.notify();
     row_with(&bus, &db("a", 1), [0, 0, 0, 1]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_receipt_that_is_never_rung_is_made_good_by_the_poll() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -295,15 +295,15 @@ async fn a_receipt_that_is_never_rung_is_made_good_by_the_poll() {
 /// if the caller found out by itself that the work was done.
 #[tokio::test(start_paused = true)]
 async fn a_commit_with_an_unknown_result_wakes_the_notifier() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
     let producer = bus.producer();
     faults
-        .database()
+        .store()
         .run(async |tx| {
             if tx.get(b"done", Isolation::Serializable).await?.is_none() {
                 tx.set(b"done", b"");
@@ -320,7 +320,7 @@ async fn a_commit_with_an_unknown_result_wakes_the_notifier() {
 /// partition was ever folded again.
 #[tokio::test(start_paused = true)]
 async fn a_backlog_of_billions_is_folded() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     record(&store, &bus, &db("a", 1), [0, 0, 3_000_000_000, 7]).await;
     record(&store, &bus, &db("a", 1), [0, 0, 3_000_000_000, 0]).await;
@@ -331,7 +331,7 @@ async fn a_backlog_of_billions_is_folded() {
 
 #[tokio::test(start_paused = true)]
 async fn slots_spread_a_hot_database_over_keys() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let options = ProducerOptions::default().slots(8);
     let producer = bus.producer_with(options).unwrap();
@@ -356,7 +356,7 @@ async fn names_ids_and_slots_out_of_their_limits_are_typed_errors() {
         assert!(matches!(DbName::new(&bad), Err(Error::Invalid { .. })));
         assert!(matches!(DdocId::new(&bad), Err(Error::Invalid { .. })));
     }
-    let bus = narrow_bus(&Database::memory()).await;
+    let bus = narrow_bus(&Store::memory()).await;
     for slots in [0, 1_025] {
         let options = ProducerOptions::default().slots(slots);
         let refused = bus.producer_with(options);
@@ -366,7 +366,7 @@ async fn names_ids_and_slots_out_of_their_limits_are_typed_errors() {
 
 #[tokio::test(start_paused = true)]
 async fn the_longest_names_and_ids_fit() {
-    let store = Database::memory();
+    let store = Store::memory();
     let options = BusOptions::default().prefix(vec![b'p'; 256]);
     let bus = Bus::open(&store, options).await.unwrap();
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
@@ -387,9 +387,9 @@ async fn the_longest_names_and_ids_fit() {
 
 #[tokio::test(start_paused = true)]
 async fn rings_of_many_commits_are_few_transactions() {
-    let store = Database::memory();
+    let store = Store::memory();
     let trace = Trace::new(&store);
-    let bus = narrow_bus(&trace.database()).await;
+    let bus = narrow_bus(&trace.store()).await;
     trace.take();
     for commit in 0..500 {
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
@@ -405,7 +405,7 @@ async fn rings_of_many_commits_are_few_transactions() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_rung_in_the_store_while_the_notifier_is_in_the_process() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -418,7 +418,7 @@ async fn nothing_is_rung_in_the_store_while_the_notifier_is_in_the_process() {
 
 #[tokio::test(start_paused = true)]
 async fn one_transaction_records_thousands_of_databases() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let producer = bus.producer();
     let databases: Vec<Db> =
@@ -448,7 +448,7 @@ async fn one_transaction_records_thousands_of_databases() {
 async fn a_folder_can_be_opened_again_once_the_bus_is_dropped() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     for _ in 0..3 {
-        let store = Database::open_dir(folder.path()).expect("nobody else has it open");
+        let store = Store::open_dir(folder.path()).expect("nobody else has it open");
         let bus = Bus::open(&store, BusOptions::default()).await.expect("the bus opens");
         let db = Db::new("db".parse().expect("a name"), DbInstance::new());
         let producer = bus.producer();
@@ -461,7 +461,7 @@ async fn a_folder_can_be_opened_again_once_the_bus_is_dropped() {
 /// Regression: more events at once than a lane can hold were stored, and no fold of the partition could read them.
 #[tokio::test]
 async fn more_events_than_a_lane_holds_are_refused() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.expect("the bus opens");
     let db = Db::new("db".parse().expect("a name"), DbInstance::new());
     let tx = store.begin();

@@ -14,10 +14,10 @@ use std::{
 
 use common::{counts, until};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, Roles,
+    Bus, BusOptions, Db, DbInstance, StartOptions,
     event::DdocId,
     producer::ProducerOptions,
-    store::{Database, Isolation, KeyRange, RangeRead},
+    store::{Isolation, KeyRange, RangeRead, Store},
 };
 use serde_json::Value;
 
@@ -54,7 +54,7 @@ fn ddocs(record: &Value) -> Vec<&str> {
     record["events"]["ddocs"].as_array().into_iter().flatten().map(text).collect()
 }
 
-async fn rows(store: &Database, prefix: &[u8], family: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+async fn rows(store: &Store, prefix: &[u8], family: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let range = KeyRange::prefix([prefix, family].concat());
     let page = store
         .run(async |tx| tx.get_range(&RangeRead::new(range.clone()), Isolation::Snapshot).await)
@@ -71,7 +71,7 @@ async fn a_producer_writes_what_the_vectors_say() {
     for record in records {
         let (prefix, config) = (bytes(&record["prefix"]), bytes(&record["config"]));
         let partitions = u32::from_be_bytes(config[2..6].try_into().unwrap());
-        let store = Database::memory();
+        let store = Store::memory();
         let options = BusOptions::default().prefix(prefix.clone()).partitions(partitions);
         let bus = Bus::open(&store, options).await.unwrap();
         let stored = store
@@ -126,10 +126,10 @@ fn integer(number: u8) -> Vec<u8> {
 #[tokio::test(start_paused = true)]
 async fn a_reader_finds_the_feed_where_the_page_says() {
     let prefix = b"layer";
-    let store = Database::memory();
+    let store = Store::memory();
     let options = BusOptions::default().prefix(prefix.to_vec());
     let bus = Bus::open(&store, options).await.unwrap();
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let feed = [0x01, b'n', 0x00];
     let of_feed = |family: u8| [&integer(family)[..], &feed].concat();
     let names = async || {

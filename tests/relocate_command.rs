@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use notibus::store::{Database, Transaction};
+use notibus::store::{Store, Transaction};
 use served::{Served, filled};
 
 /// Runs the command, which must end with `code`; returns what it printed.
@@ -115,7 +115,7 @@ fn put_ahead(folder: &Path) {
             tx.set(&[&b"notibus"[..], &[0x15, 26, 0x14]].concat(), &ahead);
             Ok(())
         };
-        Database::open_dir(folder).unwrap().run(put).await.unwrap();
+        Store::open_dir(folder).unwrap().run(put).await.unwrap();
     });
 }
 

@@ -22,7 +22,7 @@ use notibus::{
     producer::ProducerOptions,
     relocation::ExportOptions,
     store::{
-        AtomicOp, Database, Env, Environment, Isolation, KeyRange, RangeRead, StoreError, Transaction,
+        AtomicOp, Env, Environment, Isolation, KeyRange, RangeRead, Store, StoreError, Transaction,
         testing::Faults,
     },
 };
@@ -36,7 +36,7 @@ fn at_once<T>(work: impl Future<Output = T>) -> T {
 }
 
 /// Edits the document `id`, whose last edit the layer stores under `last/`.
-async fn edit(store: &Database, changes: &Changes, db: &Db, id: &str, position: u64) {
+async fn edit(store: &Store, changes: &Changes, db: &Db, id: &str, position: u64) {
     let edit = async |tx: Transaction| {
         let key = format!("last/{id}");
         let previous = tx.get(key.as_bytes(), Isolation::Serializable).await?;
@@ -51,7 +51,7 @@ async fn edit(store: &Database, changes: &Changes, db: &Db, id: &str, position: 
 }
 
 /// A bus with a history: databases, one of them deleted, documents over several topologies, and unfolded events.
-async fn history(store: &Database) -> Bus {
+async fn history(store: &Store) -> Bus {
     let bus = wide_bus(store).await;
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     for n in 0..20 {
@@ -82,7 +82,7 @@ async fn exported(bus: &Bus) -> Vec<u8> {
 }
 
 /// Copies the layer's own rows.
-async fn copy_layer(from: &Database, to: &Database) {
+async fn copy_layer(from: &Store, to: &Store) {
     let read = RangeRead::new(KeyRange::prefix("last/")).limit(1_000);
     let rows = from.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
     to.run(async |tx| {
@@ -101,20 +101,20 @@ async fn changes_of(bus: &Bus, after: impl Into<Cursor>) -> Vec<Arc<Change>> {
 
 #[tokio::test(start_paused = true)]
 async fn everything_comes_along_and_later_sequences_sort_after_it() {
-    let old = Database::memory();
+    let old = Store::memory();
     let bus = history(&old).await;
-    let (rows_before, changes_before) = (rows(&bus).await, changes_of(&bus, Cursor::NOTHING).await);
+    let (rows_before, changes_before) = (rows(&bus).await, changes_of(&bus, Cursor::BEGINNING).await);
     let cursor = rows_before[10].sequence;
     let bytes = exported(&bus).await;
 
     // The new store is younger: its versions are smaller.
-    let new = Database::memory();
+    let new = Store::memory();
     Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
     copy_layer(&old, &new).await;
     let bus = wide_bus(&new).await;
     assert_eq!(bus.incarnation(), Incarnation(1));
     assert_eq!(rows(&bus).await, rows_before);
-    assert_eq!(changes_of(&bus, Cursor::NOTHING).await, changes_before);
+    assert_eq!(changes_of(&bus, Cursor::BEGINNING).await, changes_before);
     assert_eq!(bus.feed().page(cursor, 100).await.unwrap().rows, rows_before[11..]);
 
     // Waiting events are folded, and old rows are still replaced.
@@ -128,10 +128,10 @@ async fn everything_comes_along_and_later_sequences_sort_after_it() {
     edit(&new, &bus.changes(), &db("db5", 1), "new", 1).await;
     let changed: Vec<_> = changes_of(&bus, last).await.iter().map(|row| row.doc.id.to_string()).collect();
     assert_eq!(changed, ["doc0", "new"]);
-    assert_eq!(changes_of(&bus, Cursor::NOTHING).await.len(), 31, "each document once");
+    assert_eq!(changes_of(&bus, Cursor::BEGINNING).await.len(), 31, "each document once");
     bus.changes().feed(&db("db5", 1)).reshard(3, None).await.unwrap();
     edit(&new, &bus.changes(), &db("db5", 1), "doc1", 2).await;
-    assert_eq!(changes_of(&bus, Cursor::NOTHING).await.len(), 31);
+    assert_eq!(changes_of(&bus, Cursor::BEGINNING).await.len(), 31);
     assert!(bus.feed().page(cursor, 100).await.is_ok(), "a position of before stays valid");
 }
 
@@ -158,11 +158,11 @@ impl Environment for Behind {
 
 #[tokio::test(start_paused = true)]
 async fn stamps_of_producers_are_the_newest_also_after_a_move() {
-    let old = Database::memory();
+    let old = Store::memory();
     let bus = wide_bus(&old).await;
     let producer =
         |bus: &Bus| bus.producer_with(ProducerOptions::default().record_versionstamps(true)).unwrap();
-    let recorded = async |store: &Database, bus: &Bus| {
+    let recorded = async |store: &Store, bus: &Bus| {
         let producer = producer(bus);
         let tx = store.begin();
         producer.updated(&tx, &db("db", 1));
@@ -177,7 +177,7 @@ async fn stamps_of_producers_are_the_newest_also_after_a_move() {
     notifier.shutdown().await.unwrap();
     let bytes = exported(&bus).await;
     // Its clock is behind, and so are its versions.
-    let new = Database::memory_in(Env::new(Behind(Env::system())));
+    let new = Store::memory_in(Env::new(Behind(Env::system())));
     Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
     let bus = wide_bus(&new).await;
     let later = recorded(&new, &bus).await;
@@ -187,7 +187,7 @@ async fn stamps_of_producers_are_the_newest_also_after_a_move() {
 }
 
 /// How many keys are under the prefix.
-async fn left(store: &Database) -> usize {
+async fn left(store: &Store) -> usize {
     let keys = KeyRange::new([PREFIX, &[0x14]].concat(), [PREFIX, &[0x16]].concat());
     let read = RangeRead::new(keys).limit(10_000);
     store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows.len()
@@ -195,9 +195,9 @@ async fn left(store: &Database) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn a_bad_export_is_refused_and_an_import_can_be_tried_again() {
-    let old = Database::memory();
+    let old = Store::memory();
     let bytes = exported(&history(&old).await).await;
-    let new = Database::memory();
+    let new = Store::memory();
     let import = async |bytes: &[u8]| Bus::import(&new, PREFIX, &mut &bytes[..]).await;
     assert!(matches!(
         import(b"something else, and of some length").await,
@@ -225,7 +225,7 @@ async fn a_bad_export_is_refused_and_an_import_can_be_tried_again() {
 }
 
 /// A bus that has adopted two rows of another layer.
-async fn with_legacy(store: &Database) -> Bus {
+async fn with_legacy(store: &Store) -> Bus {
     let bus = wide_bus(store).await;
     let write = async |tx: Transaction| {
         for (n, id) in [(1, b"a"), (2, b"b")] {
@@ -241,21 +241,21 @@ async fn with_legacy(store: &Database) -> Bus {
 
 /// The ids of the documents, in order.
 async fn ids(bus: &Bus) -> Vec<String> {
-    changes_of(bus, Cursor::NOTHING).await.iter().map(|row| row.doc.id.to_string()).collect()
+    changes_of(bus, Cursor::BEGINNING).await.iter().map(|row| row.doc.id.to_string()).collect()
 }
 
 /// Regression: rows of a legacy range were imported to their old place, outside the prefix. A later import read what a damaged one had
 /// left there, and an import beside a living bus brought its old rows back.
 #[tokio::test(start_paused = true)]
 async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
-    let old = Database::memory();
+    let old = Store::memory();
     let bus = with_legacy(&old).await;
     let mut bytes = Vec::new();
     bus.export(&mut bytes, ExportOptions::default()).await.unwrap();
     let first = Sequence::new(Incarnation(0), Versionstamp::new(1, 0), 0);
     let revision = Revision { position: 2, hash: [1; 16] };
     let doc = DocSummary { id: DocId::new("a").unwrap(), revision, branches: 1, is_deleted: false };
-    let edit = async |store: &Database, bus: &Bus| {
+    let edit = async |store: &Store, bus: &Bus| {
         let (changes, db) = (bus.changes(), db("db5", 1));
         let edit =
             async |tx: Transaction| changes.writer(&tx, &db).await?.record(&doc, Some(first)).map(|_| ());
@@ -272,7 +272,7 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
     // And once more.
     let mut again = Vec::new();
     copy.export(&mut again, ExportOptions::default()).await.unwrap();
-    let new = Database::memory();
+    let new = Store::memory();
     assert!(Bus::import(&new, b"x", &mut &bytes[..bytes.len() - 1]).await.is_err());
     Bus::import(&new, b"x", &mut &again[..]).await.unwrap();
     assert_eq!(ids(&Bus::open_existing(&new, b"x").await.unwrap()).await, ["b", "a"]);
@@ -286,7 +286,7 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
 /// Regression: an import continued after another one had begun again, and made a bus of the half that it had still to write.
 #[tokio::test(start_paused = true)]
 async fn an_import_that_another_has_begun_again_fails() {
-    let old = Database::memory();
+    let old = Store::memory();
     let bus = wide_bus(&old).await;
     let (changes, docs) = (bus.changes(), db("db5", 1));
     old.run(async |tx| changes.create(&tx, &docs, &ChangesOptions::default()).await).await.unwrap();
@@ -303,7 +303,7 @@ async fn an_import_that_another_has_begun_again_fails() {
         old.run(write).await.unwrap();
     }
     let bytes = exported(&bus).await;
-    let new = Database::memory();
+    let new = Store::memory();
     let act = || {
         let mut cut = &bytes[..100];
         assert!(at_once(Bus::import(&new, PREFIX, &mut cut)).is_err());
@@ -313,7 +313,7 @@ async fn an_import_that_another_has_begun_again_fails() {
     assert!(matches!(imported, Err(Error::Invalid { what: "export", .. })), "{imported:?}");
     assert!(Bus::open_existing(&new, PREFIX).await.is_err());
     Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
-    assert_eq!(wide_bus(&new).await.changes().feed(&docs).pending(Cursor::NOTHING).await.unwrap(), 20_000);
+    assert_eq!(wide_bus(&new).await.changes().feed(&docs).pending(Cursor::BEGINNING).await.unwrap(), 20_000);
 }
 
 /// Writes an export, and does something in the middle of it.
@@ -359,10 +359,10 @@ impl<F: FnOnce()> std::io::Write for Meanwhile<F> {
 #[tokio::test(start_paused = true)]
 async fn an_export_that_outlives_its_snapshot_notices_writes_meanwhile() {
     for (outlives, is_disturbed) in [(false, true), (true, false), (true, true)] {
-        let store = Database::memory();
+        let store = Store::memory();
         drop(history(&store).await);
         let faults = Faults::new(&store);
-        let bus = wide_bus(&faults.database()).await;
+        let bus = wide_bus(&faults.store()).await;
         let mut is_over = !outlives;
         let act = || {
             if is_disturbed {
@@ -378,7 +378,7 @@ async fn an_export_that_outlives_its_snapshot_notices_writes_meanwhile() {
         if outlives && is_disturbed {
             assert!(matches!(exported, Err(Error::Invalid { what: "export", .. })), "{exported:?}");
         } else {
-            let new = Database::memory();
+            let new = Store::memory();
             Bus::import(&new, PREFIX, &mut &out.0[..]).await.unwrap();
             assert_eq!(rows(&wide_bus(&new).await).await, rows(&bus).await, "it is of one moment");
         }
@@ -387,7 +387,7 @@ async fn an_export_that_outlives_its_snapshot_notices_writes_meanwhile() {
 
 #[tokio::test]
 async fn an_incarnation_is_raised_once() {
-    let store = Database::memory();
+    let store = Store::memory();
     wide_bus(&store).await;
     let raise = async |from| Bus::raise_incarnation(&store, PREFIX, Incarnation(from), true).await;
     assert_eq!(raise(0).await.unwrap(), Incarnation(1));
@@ -414,9 +414,9 @@ async fn an_incarnation_is_raised_once() {
 /// process knew, and 62 of 64 events were never delivered.
 #[tokio::test(start_paused = true)]
 async fn nobody_opens_a_bus_while_it_is_imported() {
-    let old = Database::memory();
+    let old = Store::memory();
     let bytes = exported(&history(&old).await).await;
-    let new = Database::memory();
+    let new = Store::memory();
     let open = async || Bus::open(&new, BusOptions::default().partitions(2)).await;
     let act = || {
         let opened = at_once(open());
@@ -436,10 +436,10 @@ async fn nobody_opens_a_bus_while_it_is_imported() {
 
 #[tokio::test(start_paused = true)]
 async fn what_an_import_leaves_whose_process_dies_keeps_others_out_and_a_repeated_import_begins_again() {
-    let old = Database::memory();
+    let old = Store::memory();
     let bus = history(&old).await;
     let (expected, bytes) = (rows(&bus).await.len(), exported(&bus).await);
-    let new = Database::memory();
+    let new = Store::memory();
     let dies = {
         let (new, bytes) = (new.clone(), bytes.clone());
         tokio::spawn(async move {
@@ -464,7 +464,7 @@ async fn what_an_import_leaves_whose_process_dies_keeps_others_out_and_a_repeate
 /// Regression: an export beside living notifiers succeeded: what they folded after it was in both buses.
 #[tokio::test(start_paused = true)]
 async fn an_export_is_refused_beside_living_nodes_and_producers() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = history(&store).await;
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let refused = bus.export(&mut Vec::new(), ExportOptions::default()).await;
@@ -490,7 +490,7 @@ async fn an_export_is_refused_beside_living_nodes_and_producers() {
 /// rows stood before them, so that readers missed these, and edits left the old rows behind.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_later_incarnation_are_not_adopted() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let write = async |tx: Transaction| {
         let row = [&[0x15, 1, 0x02][..], b"a", &[0, 0x15, 1, 0x01], &[9; 16], &[0, 0x15, 1, 0x27]].concat();
@@ -504,7 +504,10 @@ async fn rows_of_a_later_incarnation_are_not_adopted() {
     let refused = adopt(&bus).await;
     assert!(matches!(refused, Err(Error::Invalid { what: "legacy range", .. })), "{refused:?}");
     let feed = bus.changes().feed(&db("db5", 1));
-    assert!(matches!(feed.page(Cursor::NOTHING, 10).await, Err(Error::NoFeed { .. })), "nothing was changed");
+    assert!(
+        matches!(feed.page(Cursor::BEGINNING, 10).await, Err(Error::NoFeed { .. })),
+        "nothing was changed"
+    );
     Bus::raise_incarnation(&store, PREFIX, Incarnation(0), true).await.unwrap();
     let bus = wide_bus(&store).await;
     adopt(&bus).await.unwrap();
@@ -515,7 +518,7 @@ async fn rows_of_a_later_incarnation_are_not_adopted() {
 /// it wrote rows of the old incarnation, which stand before rows that readers have seen.
 #[tokio::test(start_paused = true)]
 async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let forgotten = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
@@ -551,7 +554,7 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
 /// Checkpoints and deferred ids move along: what was finished is not worked on again, and what was not is.
 #[tokio::test(start_paused = true)]
 async fn consumers_go_along_to_another_store() {
-    let old = Database::memory();
+    let old = Store::memory();
     let bus = history(&old).await;
     let is_mended = Arc::new(AtomicBool::new(false));
     let run = async |bus: &Bus, worked: &Arc<Mutex<Vec<String>>>| {
@@ -565,7 +568,7 @@ async fn consumers_go_along_to_another_store() {
             async move { if fails { Err("it is bad".into()) } else { Ok(()) } }
         };
         let options = ConsumerOptions::default().attempts_max(1);
-        let member = joined(bus).await.consumer("c").unwrap().start_from(Cursor::NOTHING).options(options);
+        let member = joined(bus).await.consumer("c").unwrap().start_from(Cursor::BEGINNING).options(options);
         member.run(work).await.unwrap()
     };
     let before = Arc::default();
@@ -575,7 +578,7 @@ async fn consumers_go_along_to_another_store() {
     assert_eq!(before.lock().unwrap().len(), 19, "all but the one that fails");
     let bytes = exported(&bus).await;
 
-    let new = Database::memory();
+    let new = Store::memory();
     Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
     let bus = wide_bus(&new).await;
     let deferred = bus.consumer("c").unwrap().deferred(None, 10).await.unwrap();

@@ -9,7 +9,7 @@ mod replay;
 use std::{fs, path::Path};
 
 use clap::Parser;
-use notibus::{Bus, BusOptions, store::Database};
+use notibus::{Bus, BusOptions, store::Store};
 use replay::Options;
 use serde_json::{Value, json};
 
@@ -89,7 +89,7 @@ fn a_feed_that_is_resharded_meanwhile_comes_out_the_same() {
         assert_eq!(report["feed"], json!({ "live": 41, "tombstones": 26 }), "{options:?}");
     }
     let topology = tokio::runtime::Runtime::new().unwrap().block_on(async {
-        let db = Database::open_dir(folder.path().join("store")).unwrap();
+        let db = Store::open_dir(folder.path().join("store")).unwrap();
         Bus::open_existing(&db, b"notibus").await.unwrap().feed().topology().await.unwrap()
     });
     let counts: Vec<_> = topology.iter().map(|entry| entry.shards.len()).collect();
@@ -201,7 +201,7 @@ fn a_bus_that_no_replay_has_made_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let store = store(folder.path());
     tokio::runtime::Runtime::new().unwrap().block_on(async {
-        let db = Database::open_dir(folder.path().join("store")).unwrap();
+        let db = Store::open_dir(folder.path().join("store")).unwrap();
         Bus::open(&db, BusOptions::default()).await.unwrap();
     });
     let said = refused(SAMPLE, &["--store", &store]);

@@ -12,7 +12,7 @@ use std::{
 use disk::{DiskFault, DiskOperation, SimulatedDisk};
 use notibus::{
     Result,
-    store::{Database, Isolation, KeyRange, RangeRead, StoreError, Transaction},
+    store::{Isolation, KeyRange, RangeRead, Store, StoreError, Transaction},
 };
 
 /// The least length of the journals at which a snapshot is written.
@@ -28,17 +28,18 @@ const ROWS_LEN: usize = ROWS * (ROW_LEN + 16) + 500;
 /// What docs/limits.md promises: four times the rows, and the largest group of commits, which is one commit here.
 const ROOM: usize = 4 * ROWS_LEN + 2 * ROW_LEN;
 
-async fn overwrite(db: &Database, number: usize) -> Result<()> {
-    db.run(async |tx: Transaction| {
-        let value = [&number.to_be_bytes()[..], &[7; ROW_LEN - 8]].concat();
-        tx.set(&(number % ROWS).to_be_bytes(), &value);
-        Ok(())
-    })
-    .await
+async fn overwrite(store: &Store, number: usize) -> Result<()> {
+    store
+        .run(async |tx: Transaction| {
+            let value = [&number.to_be_bytes()[..], &[7; ROW_LEN - 8]].concat();
+            tx.set(&(number % ROWS).to_be_bytes(), &value);
+            Ok(())
+        })
+        .await
 }
 
-async fn rows(db: &Database) -> BTreeMap<Vec<u8>, Vec<u8>> {
-    let tx = db.begin();
+async fn rows(store: &Store) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let tx = store.begin();
     let all = RangeRead::new(KeyRange::prefix("")).limit(100_000).target_bytes(usize::MAX);
     let page = tx.get_range(&all, Isolation::Snapshot).await.unwrap();
     page.rows.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()

@@ -7,14 +7,14 @@ mod common;
 use std::time::Duration;
 
 use common::{LIMIT, db, narrow_bus, record, row_with, until};
-use notibus::{Cursor, DispatcherOptions, Filter, Roles, store::Database};
+use notibus::{Cursor, DispatcherOptions, Filter, StartOptions, store::Store};
 use tokio_stream::StreamExt;
 
 #[tokio::test(start_paused = true)]
 async fn one_handle_delivers_and_leaves_nothing_behind() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let mut updates = running.dispatcher().subscribe(Filter::all()).stream();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     assert_eq!(updates.next().await.unwrap().into_delivery().unwrap().notification().name.as_str(), "a");
@@ -37,23 +37,23 @@ async fn one_handle_delivers_and_leaves_nothing_behind() {
 
 #[tokio::test(start_paused = true)]
 async fn a_start_that_fails_leaves_no_node() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let dispatcher = DispatcherOptions::default().ring_rows_max(0);
-    assert!(bus.start(Roles::default().dispatcher(dispatcher)).await.is_err());
+    assert!(bus.start(StartOptions::default().dispatcher(dispatcher)).await.is_err());
     assert!(bus.nodes().await.unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn dropping_it_stops_it_as_a_crash_would() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let mut updates = running.dispatcher().subscribe(Filter::all()).stream();
     drop(running);
     assert!(updates.next().await.is_none());
     assert_eq!(bus.nodes().await.unwrap().len(), 1, "it is found dead");
-    let next = bus.start(Roles::default()).await.unwrap();
+    let next = bus.start(StartOptions::default()).await.unwrap();
     until("the next one to take over", async || next.notifier().unwrap().partitions().len() == 1).await;
     next.shutdown().await.unwrap();
 }
@@ -62,9 +62,9 @@ async fn dropping_it_stops_it_as_a_crash_would() {
 #[cfg(all(unix, any(feature = "cli", feature = "http")))]
 #[tokio::test]
 async fn a_request_to_terminate_ends_it_in_order() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let kill = async {
         let id = std::process::id().to_string();
         assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
@@ -84,9 +84,9 @@ async fn feeds_end_before_the_roles_do() {
     use notibus::http::{ApiOptions, ServerOptions};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let api = running.api(ApiOptions::default()).unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = running.serve(listener, api.routes(), ServerOptions::default()).await.unwrap();
@@ -110,9 +110,9 @@ async fn feeds_end_before_the_roles_do() {
 /// while nothing happened, and a page of one row could be empty although there were more.
 #[tokio::test(start_paused = true)]
 async fn a_bus_has_no_events_but_those_of_its_users() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     tokio::time::sleep(Duration::from_mins(10)).await;
     assert_eq!((bus.feed().last_sequence().await.unwrap(), bus.stats().folds), (None, 0));
     for name in ["a", "b", "c"] {
@@ -121,7 +121,7 @@ async fn a_bus_has_no_events_but_those_of_its_users() {
         tokio::time::sleep(Duration::from_mins(2)).await;
     }
     let feed = bus.feed();
-    let (mut cursor, mut names) = (Cursor::NOTHING, Vec::new());
+    let (mut cursor, mut names) = (Cursor::BEGINNING, Vec::new());
     loop {
         let page = feed.page(cursor, 1).await.unwrap();
         assert!(page.rows.len() == 1 || !page.more, "{page:?}");
@@ -142,9 +142,9 @@ async fn tags_hold_while_nothing_happens() {
     use axum::{body::Body, http::Request};
     use tower::ServiceExt;
 
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let api = running.api(notibus::http::ApiOptions::default()).unwrap();
     let ask = async |known: &str| {
         let request = Request::get("/_db_updates").header("if-none-match", known);

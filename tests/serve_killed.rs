@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, store::Database};
+use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, store::Store};
 use served::{LIMIT, Served};
 
 /// The default number of kills.
@@ -87,7 +87,7 @@ fn first_delivery(at: SocketAddr, db: &str) {
 fn stored(folder: &Path) -> Vec<u64> {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let store = Database::open_dir(folder).unwrap();
+        let store = Store::open_dir(folder).unwrap();
         let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
         let notifier = bus
             .node(NodeOptions::default())

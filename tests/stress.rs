@@ -23,7 +23,7 @@ use notibus::{
     NotifierOptions, Sequence,
     dispatcher::{CallbackHandle, Item, RestartPolicy, Subscribe, Subscription},
     event::{Counters, Versionstamp},
-    store::Database,
+    store::Store,
 };
 use tokio_stream::StreamExt;
 
@@ -230,7 +230,7 @@ fn subscribe(
 }
 
 /// Commits all events, a few hundred in a transaction.
-async fn produce(bus: &Bus, store: &Database, events: &[u32]) {
+async fn produce(bus: &Bus, store: &Store, events: &[u32]) {
     let producer = bus.producer();
     for some in events.chunks(500) {
         store
@@ -275,7 +275,7 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
     hush();
     let (size, mut random) = (size(), common::dice());
     println!("{size:?}");
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let fold_interval_max = Duration::from_secs(if size.events > 100_000 { 5 } else { 0 });
     let options = NotifierOptions::default().fold_interval_max(fold_interval_max).fold_percent(1);
@@ -331,7 +331,7 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
 async fn an_idle_subscriber_far_behind_holds_a_small_page() {
     let _turn = TURN.lock().await;
     let size = size();
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let notifier = common::joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     let options = DispatcherOptions::default().ring_rows_max(size.ring_rows_max);
@@ -340,7 +340,7 @@ async fn an_idle_subscriber_far_behind_holds_a_small_page() {
     let before = memory_mb();
     let mut resting: Vec<Subscription> = Vec::new();
     for _ in 0..size.resting {
-        let mut one = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+        let mut one = dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
         one.next().await.unwrap().into_delivery().unwrap();
         resting.push(one);
     }
@@ -362,7 +362,7 @@ async fn an_idle_subscriber_far_behind_holds_a_small_page() {
 }
 
 /// An event of each database, up to where the tail has read it.
-async fn update_all(bus: &Bus, store: &Database, dispatcher: &Dispatcher, size: Size) {
+async fn update_all(bus: &Bus, store: &Store, dispatcher: &Dispatcher, size: Size) {
     let all: Vec<u32> = (0..size.dbs as u32).collect();
     let folded = bus.stats().folded.updated;
     produce(bus, store, &all).await;
@@ -380,7 +380,7 @@ async fn update_all(bus: &Bus, store: &Database, dispatcher: &Dispatcher, size: 
 async fn a_stalled_subscriber_does_not_slow_the_others() {
     let _turn = TURN.lock().await;
     let size = size();
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let notifier = common::joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     produce(&bus, &store, &[0]).await;

@@ -11,7 +11,7 @@ use notibus::{
     Bus, BusOptions, Db, DbInstance, Sequence,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
     feed::SchemeId,
-    store::Database,
+    store::Store,
 };
 use serde_json::{Value, json};
 
@@ -45,17 +45,17 @@ fn refused(args: &[&str]) -> String {
 }
 
 /// Calls `work` with the bus in `folder`, which is closed afterwards.
-fn with_bus<T>(folder: &Path, work: impl AsyncFnOnce(&Database, &Bus) -> T) -> T {
+fn with_bus<T>(folder: &Path, work: impl AsyncFnOnce(&Store, &Bus) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
-        let store = Database::open_dir(folder).unwrap();
+        let store = Store::open_dir(folder).unwrap();
         let bus = Bus::open(&store, BusOptions::default().shards(3)).await.unwrap();
         work(&store, &bus).await
     })
 }
 
 /// Edits `count` new documents of [`DOCS`], whose ids start with `prefix`.
-async fn edit(store: &Database, bus: &Bus, prefix: &str, count: u32) {
+async fn edit(store: &Store, bus: &Bus, prefix: &str, count: u32) {
     let (changes, db) = (bus.changes(), Db::new("docs".parse().unwrap(), DOCS));
     let write = async |tx| {
         let writer = changes.writer(&tx, &db).await?;

@@ -116,7 +116,7 @@ fn cursors() -> impl Strategy<Value = Cursor> {
                 Cursor::resumed(knowledge, at(least + u64::from(began)), after)
             }
             (None, Knowledge::UpTo(known)) => known.into(),
-            (None, Knowledge::Nothing) => Cursor::NOTHING,
+            (None, Knowledge::Nothing) => Cursor::BEGINNING,
         }
     })
 }
@@ -127,7 +127,7 @@ fn bytes_and_texts_of_a_cursor_are_golden() {
     let bytes = |parts: &[u64]| parts.iter().flat_map(|part| *at(*part).as_bytes()).collect::<Vec<_>>();
     let from = |knowledge| Cursor::resumed(knowledge, at(9), at(4));
     for (cursor, tag, parts, text) in [
-        (Cursor::NOTHING, 0, &[][..], "0".to_owned()),
+        (Cursor::BEGINNING, 0, &[][..], "0".to_owned()),
         (at(4).into(), 1, &[4], digits(4)),
         (from(Knowledge::Nothing), 2, &[9, 4], format!("{}-{}", digits(4), digits(9))),
         (from(Knowledge::UpTo(at(1))), 3, &[1, 9, 4], format!("{}-{}-{}", digits(4), digits(9), digits(1))),
@@ -173,7 +173,7 @@ fn contradictions_are_refused() {
 #[test]
 fn texts_of_one_reading_sort_as_their_positions_do() {
     let texts = [
-        Cursor::NOTHING,
+        Cursor::BEGINNING,
         Cursor::resumed(Knowledge::Nothing, at(9), at(2)),
         at(3).into(),
         Cursor::resumed(Knowledge::UpTo(at(1)), at(5), at(4)),

@@ -14,7 +14,7 @@ use notibus::{
     changes::{ChangesOptions, DocId, DocSummary, Revision},
     consumer::{ConsumerOptions, Work},
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{Faults, Operation, OperationCounts, Trace, WatchFault},
     },
 };
@@ -37,11 +37,11 @@ async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_se
         WatchFault::Refuse(StoreError::PROCESS_BEHIND),
         WatchFault::Drop,
     ] {
-        let store = Database::memory();
+        let store = Store::memory();
         let faults = Faults::new(&store);
         let planned = fault.clone();
         faults.plan_watches(move |_| Some(planned.clone()));
-        let (producing, bus) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
+        let (producing, bus) = (wide_bus(&store).await, wide_bus(&faults.store()).await);
         let node = joined(&bus).await;
         let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -70,9 +70,9 @@ async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_se
 /// Hints that are good are attended to at once, though the store also fires watches for nothing.
 #[tokio::test(start_paused = true)]
 async fn good_hints_are_not_spaced() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.store()).await);
     let _notifier = joined(&folding).await.notifier(common::unpolled()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default().poll_interval(NEVER)).await.unwrap();
     let mut subscription = dispatcher.subscribe(Filter::all()).stream();
@@ -93,9 +93,9 @@ async fn an_idle_node_makes_two_reads_a_second_for_all_who_wait() {
     // Families of counters, of pulses, and of rows with their topology, behind the prefix and the number.
     let is_waiting = |key: &[u8]| key.get(8).is_some_and(|family| [1, 4, 7, 8, 15].contains(family));
     for consumers in [0, 50] {
-        let faults = Faults::new(&Database::memory());
-        let trace = Trace::new(&faults.database());
-        let bus = wide_bus(&trace.database()).await;
+        let faults = Faults::new(&Store::memory());
+        let trace = Trace::new(&faults.store());
+        let bus = wide_bus(&trace.store()).await;
         let node = joined(&bus).await;
         let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -125,7 +125,7 @@ async fn an_idle_node_makes_two_reads_a_second_for_all_who_wait() {
 }
 
 /// A feed of documents of its own for database number `n`.
-async fn documents(bus: &Bus, store: &Database, n: u64) -> Db {
+async fn documents(bus: &Bus, store: &Store, n: u64) -> Db {
     let mut instance = [7; 16];
     instance[..8].copy_from_slice(&n.to_be_bytes());
     let db = Db::new(format!("db{n}").parse().unwrap(), DbInstance(instance));
@@ -149,16 +149,16 @@ async fn edit(bus: &Bus, db: &Db) {
 /// waited for three hours. Fix: one poll looks at a page of feeds at a time.
 #[tokio::test(start_paused = true)]
 async fn an_edit_without_a_notification_is_found_in_a_minute_whatever_the_number_of_feeds() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (editing, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let (editing, bus) = (narrow_bus(&store).await, narrow_bus(&faults.store()).await);
     let node = joined(&bus).await;
     let (found, mut finds) = tokio::sync::mpsc::unbounded_channel();
     let (mut dbs, mut members) = (Vec::new(), Vec::new());
     for n in 0..200 {
         let db = documents(&editing, &store, n).await;
         let found = found.clone();
-        let member = node.consumer(&format!("c{n}")).unwrap().start_from(Cursor::NOTHING);
+        let member = node.consumer(&format!("c{n}")).unwrap().start_from(Cursor::BEGINNING);
         let member = member.documents(&bus.changes().feed(&db));
         let member = member.run(move |_: Work<notibus::changes::Change>| {
             let found = found.clone();
@@ -186,14 +186,14 @@ async fn an_edit_without_a_notification_is_found_in_a_minute_whatever_the_number
 #[tokio::test(start_paused = true)]
 async fn two_thousand_feeds_of_documents_are_looked_at_in_turns_at_a_bounded_rate() {
     const FEEDS: u64 = 2_000;
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (editing, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let (editing, bus) = (narrow_bus(&store).await, narrow_bus(&faults.store()).await);
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let (mut tails, mut dbs) = (JoinSet::new(), Vec::new());
     for n in 0..FEEDS {
         let db = documents(&editing, &store, n).await;
-        let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
+        let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::BEGINNING);
         tails.spawn(async move {
             let page = tail.next().await.unwrap();
             (n, page.rows.len())
@@ -219,7 +219,7 @@ async fn two_thousand_feeds_of_documents_are_looked_at_in_turns_at_a_bounded_rat
 fn a_tail_outlives_the_runtime_of_the_first() {
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    let store = Database::memory();
+    let store = Store::memory();
     let (first, second) = (runtime(), runtime());
     let (bus, other) = first.block_on(async {
         let options = || BusOptions::default().partitions(1);
@@ -261,9 +261,9 @@ fn a_tail_outlives_the_runtime_of_the_first() {
 async fn many_tails_cost_one_poll() {
     let mut spent = Vec::new();
     for tails in [1, 100] {
-        let store = Database::memory();
+        let store = Store::memory();
         let faults = Faults::new(&store);
-        let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+        let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.store()).await);
         let mut waiting = JoinSet::new();
         for _ in 0..tails {
             let mut tail = bus.feed().tail(Sequence::MIN);
@@ -285,10 +285,10 @@ async fn many_tails_cost_one_poll() {
 /// A consumer that never polls for itself still costs and gets what the poll of the process finds.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_waits_for_the_poll_of_the_process() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
     faults.plan_watches(|_| Some(WatchFault::Drop));
-    let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.store()).await);
     let _notifier = joined(&folding).await.notifier(NotifierOptions::default()).await.unwrap();
     let (found, mut finds) = tokio::sync::mpsc::unbounded_channel();
     let options = ConsumerOptions::default().poll_interval(NEVER);

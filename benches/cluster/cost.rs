@@ -8,11 +8,11 @@ use std::{
 };
 
 use notibus::{
-    Bus, Db, Filter, Notification, Producer, Roles, Running,
+    Bus, Db, Filter, NodeHandle, Notification, Producer, StartOptions,
     consumer::Batch,
     dispatcher::Subscription,
     http::{ApiOptions, ServerOptions},
-    store::Database,
+    store::Store,
 };
 use serde_json::Value;
 use tokio::task::block_in_place;
@@ -69,9 +69,9 @@ impl Counts {
 }
 
 /// Prints what an event of each kind costs.
-pub async fn print(cluster: &Cluster, store: &Database) {
+pub async fn print(cluster: &Cluster, store: &Store) {
     let bus = open(store, "cost").await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let routes = running.api(ApiOptions::default()).unwrap().routes();
     let address = running.serve(listener, routes, ServerOptions::default()).await.unwrap();
@@ -122,8 +122,8 @@ pub async fn print(cluster: &Cluster, store: &Database) {
 /// Prints what an event costs with `count` consumers on the node.
 async fn with_consumers(
     count: u64,
-    (cluster, store, dbs): (&Cluster, &Database, &[Db]),
-    (bus, running, deliveries): (&Bus, &Running, &mut Subscription),
+    (cluster, store, dbs): (&Cluster, &Store, &[Db]),
+    (bus, running, deliveries): (&Bus, &NodeHandle, &mut Subscription),
 ) {
     let producer = bus.producer();
     let mut members = Vec::new();
@@ -155,7 +155,7 @@ async fn with_consumers(
 }
 
 /// Updates `dbs` in one transaction, and waits until that is delivered.
-async fn update(store: &Database, producer: &Producer, dbs: &[Db], deliveries: &mut Subscription) {
+async fn update(store: &Store, producer: &Producer, dbs: &[Db], deliveries: &mut Subscription) {
     let record = async |tx| {
         for db in dbs {
             producer.updated(&tx, db);

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use notibus::{Db, DbInstance, NodeOptions, NotifierOptions, store::Database};
+use notibus::{Db, DbInstance, NodeOptions, NotifierOptions, store::Store};
 use serde_json::Value;
 use tokio::task::{JoinSet, block_in_place};
 
@@ -23,7 +23,7 @@ const BATCH: usize = 50;
 const AT_ONCE: usize = 16;
 
 /// Prints all cases.
-pub async fn print(cluster: &Cluster, store: &Database) {
+pub async fn print(cluster: &Cluster, store: &Store) {
     for len in [8, 100, 1_000] {
         for notifiers in [1, 2, 4] {
             case(cluster, store, len, notifiers).await;
@@ -32,7 +32,7 @@ pub async fn print(cluster: &Cluster, store: &Database) {
 }
 
 /// Records an event of each database twice, and folds it with so many notifiers each time: without rows and with rows of before.
-async fn case(cluster: &Cluster, store: &Database, len: usize, notifiers: usize) {
+async fn case(cluster: &Cluster, store: &Store, len: usize, notifiers: usize) {
     let bus = open(store, "folding").await;
     let db = |n| {
         let name = format!("{n:08}{}", "x".repeat(len - 8));

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use notibus::{Bus, BusOptions, Db, DbInstance, Filter, NotifierOptions, Roles, store::Database};
+use notibus::{Bus, BusOptions, Db, DbInstance, Filter, NotifierOptions, StartOptions, store::Store};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 
@@ -34,7 +34,7 @@ impl Case {
 }
 
 /// Runs `case` on `store`, and prints the rate and the time from before the commit to the delivery.
-pub async fn print(what: &str, store: &Database, case: Case) {
+pub async fn print(what: &str, store: &Store, case: Case) {
     let prefix = format!("whole/{:016x}/", fastrand::u64(..)).into_bytes();
     let options = BusOptions::default().prefix(prefix).partitions(case.partitions);
     let bus = Bus::open(store, options).await.unwrap();
@@ -42,7 +42,7 @@ pub async fn print(what: &str, store: &Database, case: Case) {
     if let Some(pause) = case.pause {
         notifier = notifier.fold_interval_max(pause);
     }
-    let running = bus.start(Roles::default().notifier(Some(notifier))).await.unwrap();
+    let running = bus.start(StartOptions::default().notifier(Some(notifier))).await.unwrap();
     let mut deliveries =
         running.dispatcher().subscribe(Filter::all()).deliveries(|trouble| panic!("{trouble}"));
     let db = |n| Db::new(format!("db-{n}").parse().unwrap(), DbInstance::new());

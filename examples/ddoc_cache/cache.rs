@@ -9,7 +9,7 @@
 //! All of that needs the listener. Once the listener has ended, every read goes to the store.
 //!
 //! A mirror of the databases answers for databases that do not exist. It and the cache are two subscribers, and neither waits for
-//! the other: [`DdocCache::reached`] waits for both.
+//! the other: [`DdocCache::wait_until`] waits for both.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,7 @@ use notibus::{
     DbName, Delivery, Dispatcher, Error, EventKind, Filter, Kinds, Result,
     dispatcher::{CallbackHandle, Item, Mirror, RestartPolicy},
     event::DdocId,
-    store::{Database, Isolation},
+    store::{Isolation, Store},
 };
 
 /// The most cached documents. If there are more, all are forgotten.
@@ -33,7 +33,7 @@ pub fn key(name: &DbName, id: &DdocId) -> Vec<u8> {
 
 /// Design documents in memory.
 pub struct DdocCache {
-    store: Database,
+    store: Store,
     /// The existing databases.
     databases: Mirror,
     docs: Arc<Docs>,
@@ -60,7 +60,7 @@ struct State {
 impl DdocCache {
     /// An empty cache of the documents of `store`, kept up to date while `dispatcher` runs. The existing databases are known
     /// when this returns.
-    pub async fn start(store: &Database, dispatcher: &Dispatcher) -> Result<Self> {
+    pub async fn start(store: &Store, dispatcher: &Dispatcher) -> Result<Self> {
         let docs = Arc::new(Docs::default());
         let invalidated = Arc::clone(&docs);
         // Updates of other documents do not matter.
@@ -130,9 +130,9 @@ impl DdocCache {
     }
 
     /// Waits until every read returns documents at least as new as the version `version`.
-    pub async fn reached(&self, version: u64) -> Result<()> {
-        let at = self.databases.reached(version).await?;
-        if self.callback.reached(at).await {
+    pub async fn wait_until(&self, version: u64) -> Result<()> {
+        let at = self.databases.wait_until(version).await?;
+        if self.callback.wait_until(at).await {
             return Ok(());
         }
         Err(Error::NoSubscriber { subscriber: "ddoc cache".into() })

@@ -10,7 +10,8 @@ use std::error::Error;
 
 use cache::{DdocCache, key};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, NotifierOptions, Producer, Result, Roles, event::DdocId, store::Database,
+    Bus, BusOptions, Db, DbInstance, NotifierOptions, Producer, Result, StartOptions, event::DdocId,
+    store::Store,
 };
 
 /// Databases.
@@ -41,10 +42,10 @@ fn version(doc: Option<&[u8]>) -> u64 {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
     let options = NotifierOptions::default().fold_interval_max(std::time::Duration::ZERO);
-    let running = bus.start(Roles::default().notifier(Some(options))).await?;
+    let running = bus.start(StartOptions::default().notifier(Some(options))).await?;
     let dispatcher = running.dispatcher();
     let cache = DdocCache::start(&store, dispatcher).await?;
 
@@ -58,7 +59,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let place = random.usize(..dbs.len());
         let committed = write(&bus, &producer, &dbs[place], &id, change).await?;
         versions[place] = change;
-        cache.reached(committed).await?;
+        cache.wait_until(committed).await?;
         for _ in 0..READS {
             let place = random.usize(..dbs.len());
             let read = cache.get(&dbs[place].name, &id).await?;

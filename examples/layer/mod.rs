@@ -6,7 +6,7 @@
 use notibus::{
     Bus, Db, DbInstance, Producer, Result, Sequence,
     changes::{Changes, ChangesOptions, DocId, DocSummary, Revision},
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Store, Transaction},
 };
 
 /// A document as it is stored.
@@ -23,7 +23,7 @@ pub struct Doc {
 /// The layer.
 #[derive(Clone)]
 pub struct Layer {
-    pub store: Database,
+    pub store: Store,
     bus: Bus,
     /// The changes feeds.
     pub changes: Changes,
@@ -45,7 +45,7 @@ pub fn doc(bytes: &[u8]) -> Result<Doc> {
 
 impl Layer {
     /// A layer on `bus`.
-    pub fn new(store: &Database, bus: &Bus) -> Self {
+    pub fn new(store: &Store, bus: &Bus) -> Self {
         Self { store: store.clone(), bus: bus.clone(), changes: bus.changes(), producer: bus.producer() }
     }
 

@@ -12,7 +12,7 @@
 use notibus::{
     Bus, Db, DbInstance, DbName, Producer, Sequence,
     changes::{Changes, ChangesOptions},
-    store::{Database, Isolation, RangeRead, Transaction},
+    store::{Isolation, RangeRead, Store, Transaction},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -36,7 +36,7 @@ pub struct Info {
 
 /// Databases and their documents.
 pub struct Couch {
-    store: Database,
+    store: Store,
     bus: Bus,
     changes: Changes,
     producer: Producer,
@@ -44,7 +44,7 @@ pub struct Couch {
 
 impl Couch {
     /// The databases in `store`, whose bus is `bus`.
-    pub fn new(store: Database, bus: &Bus) -> Self {
+    pub fn new(store: Store, bus: &Bus) -> Self {
         Self { store, bus: bus.clone(), changes: bus.changes(), producer: bus.producer() }
     }
 

@@ -6,7 +6,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
     Db, DbName, Result,
     changes::{DocSource, DocSummary},
-    http::{Asked, Databases, Failure, Lens},
+    http::{ChangesRequest, Databases, DocView, Failure},
     store::{Isolation, Transaction},
 };
 use serde_json::Value;
@@ -28,8 +28,8 @@ impl Databases for Couch {
     fn lens<'a>(
         &'a self,
         db: &'a Db,
-        asked: &'a Asked,
-    ) -> BoxFuture<'a, Result<Option<Arc<dyn Lens>>, Failure>> {
+        asked: &'a ChangesRequest,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn DocView>>, Failure>> {
         async {
             let filter = asked.filter.as_deref().and_then(|filter| filter.split_once('/'));
             let Some((design, function)) = filter else { return Ok(None) };

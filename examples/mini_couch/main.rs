@@ -23,9 +23,9 @@ pub mod problem;
 use std::{error::Error, sync::Arc};
 
 use notibus::{
-    Bus, BusOptions, Roles,
+    Bus, BusOptions, StartOptions,
     http::{ApiOptions, Credentials, ServerOptions},
-    store::Database,
+    store::Store,
 };
 use tokio::{net::TcpListener, sync::oneshot};
 
@@ -34,9 +34,9 @@ use tokio::{net::TcpListener, sync::oneshot};
 pub async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let listen = arguments.next().unwrap_or_else(|| "127.0.0.1:5984".to_owned());
-    let store = arguments.next().map_or_else(|| Ok(Database::memory()), Database::open_dir)?;
+    let store = arguments.next().map_or_else(|| Ok(Store::memory()), Store::open_dir)?;
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let running = bus.start(Roles::default()).await?;
+    let running = bus.start(StartOptions::default()).await?;
 
     let couch = Arc::new(couch::Couch::new(store.clone(), &bus));
     let mut options = ApiOptions::default().body_len_max(http::BODY_LEN_MAX);

@@ -108,7 +108,7 @@ impl Received {
 
 /// All rows of the feed, in order.
 pub async fn feed(bus: &Bus) -> Result<Vec<Arc<Notification>>> {
-    let (mut rows, mut cursor) = (Vec::new(), Cursor::NOTHING);
+    let (mut rows, mut cursor) = (Vec::new(), Cursor::BEGINNING);
     loop {
         let page = bus.feed().page(cursor, 1_000).await?;
         rows.extend(page.rows);

@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use notibus::{
     EventKind, Producer,
     feed::NotificationFeed,
-    store::{Database, Isolation, KeyRange, Transaction},
+    store::{Isolation, KeyRange, Store, Transaction},
 };
 use tokio::{task::JoinSet, time::sleep};
 
@@ -72,7 +72,7 @@ impl Load {
             tx.clear_range(&documents);
             Ok(())
         };
-        writer.db.run(clear).await?;
+        writer.store.run(clear).await?;
         let after = self.feed.topology().await?;
         let open: Vec<_> = after.iter().filter(|entry| !entry.is_closed).collect();
         let is_right = open.len() == 1 && open[0].shards.len() == shards(self.reshards);
@@ -97,7 +97,7 @@ impl Load {
 }
 
 pub struct Writer {
-    pub db: Database,
+    pub store: Store,
     pub producer: Producer,
     pub history: Arc<History>,
     /// The key prefix of the documents that they write.
@@ -129,7 +129,7 @@ impl Writer {
             Ok(())
         };
         let fail = |error| format!("the transaction that begins on line {}: {error}", transaction.line);
-        self.db.run(record).await.map_err(fail)?;
+        self.store.run(record).await.map_err(fail)?;
         Ok((number, Instant::now(), attempts.into_inner()))
     }
 }

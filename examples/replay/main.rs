@@ -23,7 +23,7 @@ use notibus::{
     Bus, BusOptions, DispatcherOptions, NodeOptions, Notification, Notifier, NotifierOptions,
     node::BalanceOptions,
     producer::ProducerOptions,
-    store::{Database, Isolation, Transaction},
+    store::{Isolation, Store, Transaction},
 };
 use serde_json::{Value, json};
 
@@ -117,7 +117,7 @@ pub async fn run(options: &Options) -> Result<Value> {
     bar.set_style(ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} events, {per_sec}")?);
     let producer = bus.producer_with(ProducerOptions::default().slots(options.slots))?;
     let documents = format!("replay/documents/{}/", fastrand::u64(..)).into_bytes();
-    let writer = Writer { db, producer, history: Arc::clone(&history), documents };
+    let writer = Writer { store: db, producer, history: Arc::clone(&history), documents };
     let (mut load, began) = (Load::new(writer, bus.feed(), bar), Instant::now());
     load.run(options.writers.into(), options.rate, options.reshard_every).await?;
 
@@ -172,12 +172,12 @@ fn dump_rows(file: fs::File, feed: &[Arc<Notification>]) -> io::Result<()> {
 }
 
 #[cfg_attr(not(feature = "foundationdb"), expect(clippy::unused_async, reason = "a cluster is waited for"))]
-async fn open_store(store: &str) -> Result<Database> {
+async fn open_store(store: &str) -> Result<Store> {
     Ok(match store.split_once(':') {
-        None if store == "memory" => Database::memory(),
-        Some(("dir", folder)) if !folder.is_empty() => Database::open_dir(folder)?,
+        None if store == "memory" => Store::memory(),
+        Some(("dir", folder)) if !folder.is_empty() => Store::open_dir(folder)?,
         #[cfg(feature = "foundationdb")]
-        Some(("fdb", file)) if !file.is_empty() => Database::foundationdb(file).await?,
+        Some(("fdb", file)) if !file.is_empty() => Store::foundationdb(file).await?,
         _ => return Err("--store is memory, dir:FOLDER, or fdb:FILE with the feature foundationdb".into()),
     })
 }
@@ -197,12 +197,14 @@ fn readable(report: &Value) -> String {
 /// A replay deletes databases of an earlier one and creates them again: a disaster for a bus that a layer uses. So it leaves a mark beside
 /// the bus that it creates, and refuses a bus without one. The mark has the sequence at which the feed begins, so that it does not count
 /// for another bus that is created there later.
-async fn open_bus(options: &Options, db: &Database) -> Result<Bus> {
+async fn open_bus(options: &Options, store: &Store) -> Result<Bus> {
     let prefix = options.prefix.as_bytes();
-    let is_new =
-        matches!(Bus::open_existing(db, prefix).await, Err(notibus::Error::Invalid { what: "prefix", .. }));
+    let is_new = matches!(
+        Bus::open_existing(store, prefix).await,
+        Err(notibus::Error::Invalid { what: "prefix", .. })
+    );
     let wanted = BusOptions::default().partitions(options.partitions).shards(options.shards);
-    let bus = Bus::open(db, wanted.prefix(prefix.to_vec())).await?;
+    let bus = Bus::open(store, wanted.prefix(prefix.to_vec())).await?;
     let (mark, began) = ([b"replay/made/", prefix].concat(), bus.feed().topology().await?[0].first);
     let is_marked = async |tx: Transaction| {
         if is_new {
@@ -210,7 +212,7 @@ async fn open_bus(options: &Options, db: &Database) -> Result<Bus> {
         }
         Ok(tx.get(&mark, Isolation::Snapshot).await?.as_deref() == Some(began.as_bytes()))
     };
-    if db.run(is_marked).await? {
+    if store.run(is_marked).await? {
         return Ok(bus);
     }
     Err(format!(
@@ -237,8 +239,8 @@ async fn start_notifiers(options: &Options, bus: &Bus) -> Result<Vec<Notifier>> 
 
 /// Deletes the databases of an earlier replay, as a layer does before it creates them again. It has a bus of its own, so that the folds
 /// that the replay counts begin at zero.
-async fn delete_earlier(options: &Options, db: &Database, history: &History) -> Result<()> {
-    let bus = open_bus(options, db).await?;
+async fn delete_earlier(options: &Options, store: &Store, history: &History) -> Result<()> {
+    let bus = open_bus(options, store).await?;
     let (notifiers, producer) = (start_notifiers(options, &bus).await?, bus.producer());
     let is_drained = async || bus.is_drained().await.unwrap_or(false);
     wait_until(&bus, is_drained).await;
@@ -251,7 +253,7 @@ async fn delete_earlier(options: &Options, db: &Database, history: &History) -> 
             }
             Ok(())
         };
-        db.run(delete).await?;
+        store.run(delete).await?;
     }
     wait_until(&bus, is_drained).await;
     for notifier in notifiers {

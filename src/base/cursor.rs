@@ -37,7 +37,7 @@ pub enum Knowledge {
 
 /// The position of a reader: what it knew when its reading began, what could be read then, and how far it has come.
 ///
-/// [`Cursor::NOTHING`] is the start of a reader that knows no database. A [`Sequence`] converts into the cursor of a
+/// [`Cursor::BEGINNING`] is the start of a reader that knows no database. A [`Sequence`] converts into the cursor of a
 /// reader that knows everything up to there. Cursors sort by what is still to be delivered: the reader with most to
 /// come sorts first.
 ///
@@ -52,7 +52,7 @@ pub enum Knowledge {
 /// let cursor = Cursor::from(sequence);
 /// assert_eq!(cursor.knowledge(), Knowledge::UpTo(sequence));
 /// assert_eq!(cursor.to_string().parse::<Cursor>()?, cursor);
-/// assert_eq!("0".parse::<Cursor>()?, Cursor::NOTHING);
+/// assert_eq!("0".parse::<Cursor>()?, Cursor::BEGINNING);
 /// # Ok::<(), notibus::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,7 +70,7 @@ pub enum Start {
     /// With new rows. Events that were committed before and not yet folded may be delivered.
     #[default]
     Now,
-    /// At this cursor: [`Cursor::NOTHING`] delivers every database first.
+    /// At this cursor: [`Cursor::BEGINNING`] delivers every database first.
     At(Cursor),
 }
 
@@ -115,7 +115,7 @@ mod tag {
 
 impl Cursor {
     /// The cursor of a reader that knows no database yet.
-    pub const NOTHING: Self = Self { knowledge: Knowledge::Nothing, began: None, after: Sequence::MIN };
+    pub const BEGINNING: Self = Self { knowledge: Knowledge::Nothing, began: None, after: Sequence::MIN };
 
     /// The cursor of a reader that knew `knowledge` when it began, when everything up to `began` could be read, and
     /// that has read up to `after`. For readers that store these parts.
@@ -244,7 +244,7 @@ impl Cursor {
             tag => return Err(reader.corrupt(format!("tag {tag} is unknown"))),
         };
         match (tag, knowledge) {
-            (tag::NOTHING, _) => Ok(Self::NOTHING),
+            (tag::NOTHING, _) => Ok(Self::BEGINNING),
             (tag::UP_TO, Knowledge::UpTo(known)) => Ok(known.into()),
             _ => {
                 let (began, after) = (reader.sequence()?, reader.sequence()?);
@@ -279,7 +279,7 @@ impl FromStr for Cursor {
 
     fn from_str(text: &str) -> Result<Self> {
         if text == "0" {
-            return Ok(Self::NOTHING);
+            return Ok(Self::BEGINNING);
         }
         let mut parts = text.split('-').map(str::parse::<Sequence>);
         let mut next = || parts.next().transpose();
@@ -319,7 +319,7 @@ mod tests {
                     Cursor::resumed(knowledge, at(least + u64::from(began)), after)
                 }
                 (None, Knowledge::UpTo(known)) => known.into(),
-                (None, Knowledge::Nothing) => Cursor::NOTHING,
+                (None, Knowledge::Nothing) => Cursor::BEGINNING,
             }
         })
     }
@@ -339,8 +339,8 @@ mod tests {
 
     #[test]
     fn who_began_with_nothing_may_know_what_lived_then() {
-        let began = Cursor::NOTHING.begin(at(10)).at(at(3));
-        assert!(!Cursor::NOTHING.is_news_of_replaced(at(5)));
+        let began = Cursor::BEGINNING.begin(at(10)).at(at(3));
+        assert!(!Cursor::BEGINNING.is_news_of_replaced(at(5)));
         assert!(!began.is_news_of_replaced(at(10)) && began.is_news_of_replaced(at(11)));
         assert!(began.rewound().is_news_of_replaced(at(11)), "another filter makes nobody forget");
         let known = Cursor::from(at(5));
@@ -350,8 +350,8 @@ mod tests {
     #[test]
     fn a_reader_expires_when_what_it_may_know_can_have_gone_unseen() {
         let is_expired = |cursor: Cursor, horizon| cursor.check(at(horizon)).is_err();
-        assert!(!is_expired(Cursor::NOTHING, 50));
-        let began = Cursor::NOTHING.begin(at(10)).at(at(3));
+        assert!(!is_expired(Cursor::BEGINNING, 50));
+        let began = Cursor::BEGINNING.begin(at(10)).at(at(3));
         assert!(!is_expired(began, 10) && is_expired(began, 11));
         assert!(!is_expired(began.at(at(20)), 20) && is_expired(began.at(at(20)).rewound(), 20));
         assert!(!is_expired(at(5).into(), 5) && is_expired(at(5).into(), 6));
@@ -363,7 +363,7 @@ mod tests {
     proptest! {
         #[test]
         fn who_has_more_to_come_sorts_first(cursor in cursors(), more in 1_u64..) {
-            prop_assert!(Cursor::NOTHING <= cursor);
+            prop_assert!(Cursor::BEGINNING <= cursor);
             prop_assert!(cursor.rewound() <= cursor);
             prop_assert!(cursor.at(at(more).max(cursor.position())) >= cursor);
         }

@@ -96,7 +96,7 @@ pub enum Error {
 
     /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. Or
     /// the position is of another history: an older copy has taken the place of the store, a store in memory began
-    /// again, or a move did not copy as much. List all databases again (read from [`Cursor::NOTHING`](crate::Cursor::NOTHING)), and go
+    /// again, or a move did not copy as much. List all databases again (read from [`Cursor::BEGINNING`](crate::Cursor::BEGINNING)), and go
     /// on from there.
     #[error("the position is expired: rows up to {horizon} may be missed; read again from nothing")]
     Expired {
@@ -468,7 +468,7 @@ impl StoreError {
     }
 
     /// Whether the same transaction, tried again from its start, can succeed: FoundationDB's predicate `RETRYABLE`, unless the
-    /// store takes no more writes ([`Database::failure`](crate::store::Database::failure)).
+    /// store takes no more writes ([`Store::failure`](crate::store::Store::failure)).
     pub fn is_retryable(&self) -> bool {
         !self.is_final
             && matches!(

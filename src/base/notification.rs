@@ -267,7 +267,7 @@ pub(crate) mod tests {
         assert_eq!(news(at(9))[0], (new, EventKind::Created));
         assert_eq!(news(at(4))[..2], [(old, EventKind::Deleted), (new, EventKind::Created)]);
         assert_eq!(
-            row.news_since(Cursor::NOTHING).iter().next(),
+            row.news_since(Cursor::BEGINNING).iter().next(),
             Some((new, EventKind::Created)),
             "no old one was known"
         );

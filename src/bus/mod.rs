@@ -17,7 +17,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use self::snapshot::{Observer, Snapshot};
 pub use self::{
     relocation::{ExportOptions, Exported},
-    running::{Announced, Node},
+    running::Node,
 };
 #[cfg(feature = "http")]
 use crate::state::membership::Handovers;
@@ -37,7 +37,7 @@ use crate::{
         context::{Background, Context},
         exactly_once::{CommittedOnce, exactly_once},
         feed::{NewTopology, RawFeed},
-        history::{Asked, History},
+        history::{Claim, History},
         keys::{self, Config, Keys, Partition},
         membership::{NodeStatus, forget_nodes},
         notification_feed::NotificationFeed,
@@ -45,7 +45,7 @@ use crate::{
         skipped::SkippedRow,
         stats::StatsSnapshot,
     },
-    store::{Database, Isolation, RangeRead, Transaction},
+    store::{Isolation, RangeRead, Store, Transaction},
 };
 
 /// The pause before the incarnation is read again, if the store did not answer.
@@ -101,19 +101,19 @@ fn check_partitions(partitions: u32) -> Result<()> {
 ///
 /// Nodes join through a bus that was opened, so before the mark there is no living one. A transaction that finds no mark
 /// after it has its read version therefore reads only dead nodes, and conflicts if one joins before its commit.
-async fn opened<T, R>(db: &Database, prefix: &[u8], keys: &Keys, open: impl Fn(Transaction) -> R) -> Result<T>
+async fn opened<T, R>(store: &Store, prefix: &[u8], keys: &Keys, open: impl Fn(Transaction) -> R) -> Result<T>
 where
     R: Future<Output = Result<T>>,
 {
-    let opened = db.run(async |tx| {
+    let opened = store.run(async |tx| {
         tx.read_version().await?;
-        if db.is_unused(prefix) {
+        if store.is_unused(prefix) {
             forget_nodes(&tx, keys).await?;
         }
         open(tx).await
     });
     let opened = opened.await?;
-    db.mark_used(prefix);
+    store.mark_used(prefix);
     Ok(opened)
 }
 
@@ -131,34 +131,34 @@ impl Bus {
     ///
     /// Fails with [`Error::Invalid`] if an option is out of its limits, with [`Error::ConfigMismatch`] if the bus was created with
     /// another number of partitions, and with [`Error::ImportUnderWay`] while a bus is being imported under the prefix.
-    pub async fn open(db: &Database, options: BusOptions) -> Result<Self> {
+    pub async fn open(store: &Store, options: BusOptions) -> Result<Self> {
         let BusOptions { prefix, partitions, shards, schemes } = options;
         check_partitions(partitions)?;
-        let topology = NewTopology::new(shards, None, db.env())?;
+        let topology = NewTopology::new(shards, None, store.env())?;
         let keys = Keys::new(&prefix)?;
         let new = Config { partitions, incarnation: Incarnation(0) };
-        let context = &Context::new(db.clone(), keys.clone(), new, schemes.clone());
+        let context = &Context::new(store.clone(), keys.clone(), new, schemes.clone());
         let config =
-            opened(db, &prefix, &keys, async |tx| open_config(&tx, context, &topology).await).await?;
-        Self::checked(db, keys, config, schemes).await
+            opened(store, &prefix, &keys, async |tx| open_config(&tx, context, &topology).await).await?;
+        Self::checked(store, keys, config, schemes).await
     }
 
     /// Opens an existing bus in `db` under `prefix`, with its stored options. Must be called within a tokio runtime.
     ///
     /// Fails with [`Error::Invalid`] if there is none, and with [`Error::ImportUnderWay`] while one is being imported.
-    pub async fn open_existing(db: &Database, prefix: &[u8]) -> Result<Self> {
+    pub async fn open_existing(store: &Store, prefix: &[u8]) -> Result<Self> {
         let keys = Keys::new(prefix)?;
-        let config = opened(db, prefix, &keys, async |tx| {
+        let config = opened(store, prefix, &keys, async |tx| {
             if let Some(stored) = tx.get(&keys.config(), Isolation::Serializable).await? {
                 return Config::from_bytes(&stored);
             }
             relocation::check_no_import(&tx, &keys).await?;
             Err(Config::missing(prefix))
         });
-        Self::checked(db, keys.clone(), config.await?, Schemes::default()).await
+        Self::checked(store, keys.clone(), config.await?, Schemes::default()).await
     }
 
-    /// Runs `body` in a transaction of the bus's store and commits it exactly once: as [`Database::run`], but never twice,
+    /// Runs `body` in a transaction of the bus's store and commits it exactly once: as [`Store::run`], but never twice,
     /// neither after an unknown result nor by another run of the same `key` (1 to 255 bytes), on any node.
     ///
     /// The result is stored under the key, in the same transaction. A later run of the key returns it, and does not call its
@@ -169,10 +169,10 @@ impl Bus {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-    /// use notibus::{Bus, BusOptions, store::{StoreError, AtomicOp, Database, Isolation, testing::{CommitFault, Faults}}};
+    /// use notibus::{Bus, BusOptions, store::{StoreError, AtomicOp, Store, Isolation, testing::{CommitFault, Faults}}};
     ///
-    /// let faults = Faults::new(&Database::memory());
-    /// let db = faults.database();
+    /// let faults = Faults::new(&Store::memory());
+    /// let db = faults.store();
     /// let bus = Bus::open(&db, BusOptions::default()).await?;
     /// // The commit happens, but nobody knows.
     /// faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
@@ -214,12 +214,12 @@ impl Bus {
         F: Fn(Transaction) -> R,
         R: Future<Output = Result<T>>,
     {
-        exactly_once(&self.context.db, &self.context.keys, key, body).await
+        exactly_once(&self.context.store, &self.context.keys, key, body).await
     }
 
     /// The store of the bus.
-    pub fn store(&self) -> &Database {
-        &self.context.db
+    pub fn store(&self) -> &Store {
+        &self.context.store
     }
 
     /// How often the bus has moved to another cluster.
@@ -229,10 +229,10 @@ impl Bus {
 
     /// The opened bus, which notes whether the store stands before its own rows. It can be opened all the same: it records events and
     /// says what is wrong, and nothing is folded until the incarnation is raised.
-    async fn checked(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Result<Self> {
-        let bus = Self::new(db, keys, config, schemes);
+    async fn checked(store: &Store, keys: Keys, config: Config, schemes: Schemes) -> Result<Self> {
+        let bus = Self::new(store, keys, config, schemes);
         let context = &*bus.context;
-        let check = db.run(async |tx| History::of(context).check(&tx, Asked::Rows).await).await;
+        let check = store.run(async |tx| History::of(context).check(&tx, Claim::Rows).await).await;
         match context.note_history(check) {
             Err(error) if !matches!(error, Error::OlderThanRows { .. }) => Err(error),
             _ => Ok(bus),
@@ -243,19 +243,21 @@ impl Bus {
     /// completes if the bus is gone for another reason.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn raised(&self) {
-        let Context { db, keys, config, stats, .. } = &*self.context;
+        let Context { store, keys, config, stats, .. } = &*self.context;
         stats.health.end_of_work().await;
         loop {
-            match Self::stored_incarnation(db, keys.prefix()).await {
+            match Self::stored_incarnation(store, keys.prefix()).await {
                 Ok(stored) if stored > config.incarnation => return,
-                Err(Error::Store(_) | Error::RetriesExhausted { .. }) => db.env().sleep(RAISED_PAUSE).await,
+                Err(Error::Store(_) | Error::RetriesExhausted { .. }) => {
+                    store.env().sleep(RAISED_PAUSE).await;
+                }
                 _ => std::future::pending::<()>().await,
             }
         }
     }
 
-    fn new(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {
-        let context = Context::new(db.clone(), keys, config, schemes);
+    fn new(store: &Store, keys: Keys, config: Config, schemes: Schemes) -> Self {
+        let context = Context::new(store.clone(), keys, config, schemes);
         let (signals, weak) = (Arc::clone(&context.signals), Arc::downgrade(&context));
         let make = move || ringer(Arc::clone(&signals), Weak::clone(&weak));
         let ringing = tokio::spawn(context.stats.supervised(context.env(), RINGER, make));
@@ -335,9 +337,9 @@ impl Bus {
 
     /// Whether no recorded event waits to be folded. Reads at most one key.
     pub async fn is_drained(&self) -> Result<bool> {
-        let Context { db, keys, config, .. } = &*self.context;
+        let Context { store, keys, config, .. } = &*self.context;
         let waiting = &RangeRead::new(keys.drains(Partition(0), Partition(config.partitions - 1))).limit(1);
-        db.run(async |tx| Ok(tx.get_range(waiting, Isolation::Snapshot).await?.rows.is_empty())).await
+        store.run(async |tx| Ok(tx.get_range(waiting, Isolation::Snapshot).await?.rows.is_empty())).await
     }
 
     /// The last rows of counters and feeds that this process has met and cannot decode, the newest last: damaged ones, and those of a

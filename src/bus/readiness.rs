@@ -127,7 +127,7 @@ impl fmt::Display for Unready {
 impl Bus {
     /// Why this process can never work again, so that only a restart helps; `None` if it can.
     pub(crate) fn permanent_failure(&self) -> Option<Unready> {
-        if let Some(error) = self.context.db.failure() {
+        if let Some(error) = self.context.store.failure() {
             return Some(Unready::Failed(error));
         }
         self.context.stats.health.ended().map(|ended| match ended {
@@ -150,7 +150,7 @@ impl Bus {
         if let Some(unready) = self.permanent_failure() {
             return Err(unready);
         }
-        if let Some(error) = context.db.shortage() {
+        if let Some(error) = context.store.shortage() {
             return Err(Unready::NoRoom(error));
         }
         let own = context.stats.health.nodes();

@@ -1,4 +1,4 @@
-//! [`Node`]: a process that shares the work of a bus; and [`Running`]: one handle on all of its roles.
+//! [`Node`]: a process that shares the work of a bus; and [`NodeHandle`]: one handle on all of its roles.
 
 #[cfg(any(feature = "cli", feature = "http"))]
 use std::io;
@@ -38,9 +38,9 @@ use crate::{
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, node::Role, store::Database};
+/// use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, node::Role, store::Store};
 ///
-/// let bus = Bus::open(&Database::memory(), BusOptions::default()).await?;
+/// let bus = Bus::open(&Store::memory(), BusOptions::default()).await?;
 /// let node = bus.node(NodeOptions::default()).await?;
 /// let notifier = node.notifier(NotifierOptions::default()).await?;
 /// assert_eq!(notifier.partitions().len(), 64);
@@ -54,13 +54,6 @@ use crate::{
 pub struct Node {
     context: Arc<Context>,
     member: Arc<Member>,
-}
-
-/// A role that a node lists, until this or the node is dropped.
-#[derive(Debug)]
-#[must_use = "dropping it takes the role off the list"]
-pub struct Announced {
-    _role: RoleGuard,
 }
 
 impl Node {
@@ -91,8 +84,8 @@ impl Node {
 
     /// Lists a role that shares no work, such as [`Role::DISPATCHER`] and [`Role::HTTP`], in
     /// [`Bus::nodes`](super::Bus::nodes). Fails with [`Error::Invalid`](crate::Error::Invalid) if it is listed already.
-    pub async fn announce(&self, role: Role) -> Result<Announced> {
-        Ok(Announced { _role: self.member.enter(role).await? })
+    pub async fn announce(&self, role: Role) -> Result<RoleGuard> {
+        self.member.enter(role).await
     }
 
     /// Ends the shared work of the node, releases all its leases, and leaves the nodes of the bus.
@@ -105,7 +98,7 @@ impl Node {
 /// The roles of a process, and their options. By default a node has all roles, each with its defaults.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Roles {
+pub struct StartOptions {
     /// Options of the node.
     pub node: NodeOptions,
     /// Options of the dispatcher.
@@ -114,14 +107,14 @@ pub struct Roles {
     pub notifier: Option<NotifierOptions>,
     /// Options of the janitor; `None` leaves cleaning to other nodes. Default: with the default options.
     pub janitor: Option<JanitorOptions>,
-    /// The most time that [`Running::shutdown`] takes: one half for feeds, connections and subscribers, which are cut off after it, and
+    /// The most time that [`NodeHandle::shutdown`] takes: one half for feeds, connections and subscribers, which are cut off after it, and
     /// one half for leaving the bus. [`Duration::MAX`] sets no limit. Default: 10 s.
     pub shutdown_timeout: Duration,
 }
 
-crate::base::macros::setters!(Roles { node: NodeOptions, dispatcher: DispatcherOptions, notifier: Option<NotifierOptions>, janitor: Option<JanitorOptions>, shutdown_timeout: Duration });
+crate::base::macros::setters!(StartOptions { node: NodeOptions, dispatcher: DispatcherOptions, notifier: Option<NotifierOptions>, janitor: Option<JanitorOptions>, shutdown_timeout: Duration });
 
-impl Default for Roles {
+impl Default for StartOptions {
     fn default() -> Self {
         Self {
             node: NodeOptions::default(),
@@ -138,17 +131,17 @@ pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 
 /// The running roles of a process.
 ///
-/// Dropping it stops all of them at once, and other nodes take over when this one has expired. [`Running::shutdown`] ends them in
+/// Dropping it stops all of them at once, and other nodes take over when this one has expired. [`NodeHandle::shutdown`] ends them in
 /// order and releases their leases.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Db, DbInstance, Filter, Roles, store::Database};
+/// use notibus::{Bus, BusOptions, Db, DbInstance, Filter, StartOptions, store::Store};
 /// use tokio_stream::StreamExt;
 ///
-/// let store = Database::memory();
+/// let store = Store::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let running = bus.start(Roles::default()).await?;
+/// let running = bus.start(StartOptions::default()).await?;
 /// let mut updates = running.dispatcher().subscribe(Filter::all()).stream();
 ///
 /// let db = Db::new("orders".parse()?, DbInstance::new());
@@ -158,11 +151,11 @@ pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 /// # }
 /// ```
 #[must_use = "dropping it stops all roles: nothing is delivered any more"]
-pub struct Running {
+pub struct NodeHandle {
     /// Ends what serves clients, in this order.
     endings: Mutex<Vec<Ending>>,
     dispatcher: Dispatcher,
-    listed: Announced,
+    listed: RoleGuard,
     notifier: Option<Notifier>,
     janitor: Option<Janitor>,
     node: Node,
@@ -176,8 +169,8 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if an option is out of its limits, or another living process has the same id. If that
     /// process may be dead, it waits until that is certain.
     pub async fn node(&self, options: NodeOptions) -> Result<Node> {
-        let Context { db, keys, config, stats, polls, nodes_seen, .. } = &*self.context;
-        let member = Member::join(db, keys, Some(*config), (stats, polls, nodes_seen), options).await?;
+        let Context { store, keys, config, stats, polls, nodes_seen, .. } = &*self.context;
+        let member = Member::join(store, keys, Some(*config), (stats, polls, nodes_seen), options).await?;
         Ok(Node::new(Arc::clone(&self.context), member))
     }
 
@@ -185,14 +178,14 @@ impl Bus {
     /// start them from [`Bus::node`] and [`Bus::dispatcher`].
     ///
     /// Fails with [`Error::Invalid`] if an option is out of its limits, and as [`Bus::node`] does.
-    pub async fn start(&self, roles: Roles) -> Result<Running> {
-        Running::start(self, roles).await
+    pub async fn start(&self, roles: StartOptions) -> Result<NodeHandle> {
+        NodeHandle::start(self, roles).await
     }
 }
 
-impl Running {
-    async fn start(bus: &Bus, roles: Roles) -> Result<Self> {
-        let Roles { node, dispatcher, notifier, janitor, shutdown_timeout } = roles;
+impl NodeHandle {
+    async fn start(bus: &Bus, roles: StartOptions) -> Result<Self> {
+        let StartOptions { node, dispatcher, notifier, janitor, shutdown_timeout } = roles;
         if let Some(options) = &notifier {
             options.check()?;
         }
@@ -266,7 +259,7 @@ impl Running {
     /// releases the leases, so that other nodes take over at once. When it returns, nothing of the bus runs any more: streams end, however
     /// much waits for them, and their cursors cover what was delivered.
     ///
-    /// Fails with [`Error::GaveUp`] if a part takes longer than [`Roles::shutdown_timeout`] allows, and with the failure of the
+    /// Fails with [`Error::GaveUp`] if a part takes longer than [`StartOptions::shutdown_timeout`] allows, and with the failure of the
     /// store. After a failure the rest is ended as well.
     pub async fn shutdown(self) -> Result<()> {
         let Self { endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout } = self;
@@ -296,15 +289,15 @@ impl Running {
     }
 
     /// Runs until an interrupt or a request to terminate, or until the store takes no more writes; then
-    /// does the same as [`Running::shutdown`]. A second signal ends it at once, as dropping it would.
+    /// does the same as [`NodeHandle::shutdown`]. A second signal ends it at once, as dropping it would.
     ///
-    /// Fails with the failure of the store, with [`Error::Io`] if signals cannot be received, and as [`Running::shutdown`] does.
+    /// Fails with the failure of the store, with [`Error::Io`] if signals cannot be received, and as [`NodeHandle::shutdown`] does.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn shutdown_on_signal(self) -> Result<()> {
         self.shutdown_on_signal_or(std::future::pending()).await
     }
 
-    /// As [`Running::shutdown_on_signal`], but also ends when `end` completes.
+    /// As [`NodeHandle::shutdown_on_signal`], but also ends when `end` completes.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn shutdown_on_signal_or(self, end: impl Future<Output = ()>) -> Result<()> {
         let failed = |error| Error::Io { what: "signals", source: Arc::new(error) };
@@ -328,9 +321,9 @@ impl Running {
     }
 }
 
-impl fmt::Debug for Running {
+impl fmt::Debug for NodeHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running").field("node", &self.node.id()).finish_non_exhaustive()
+        f.debug_struct("NodeHandle").field("node", &self.node.id()).finish_non_exhaustive()
     }
 }
 

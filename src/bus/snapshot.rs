@@ -31,7 +31,7 @@ use crate::{
     state::{
         context::Context,
         feed::{RawFeed, Topology},
-        history::{Asked, History},
+        history::{Claim, History},
         keys::ConsumerName,
         membership::{Holdings, Members, NodeStatus},
     },
@@ -209,7 +209,7 @@ impl Observer {
     pub async fn ends(&self, age_max: Duration) -> Result<Arc<FeedEnds>> {
         let feed = RawFeed::notifications(&self.context);
         let read = self.answered(async |tx| {
-            let now = History::of(&self.context).check(&tx, Asked::Rows);
+            let now = History::of(&self.context).check(&tx, Claim::Rows);
             let horizon = feed.horizon(&tx, Isolation::Snapshot);
             let (now, horizon, topology) = tokio::try_join!(now, horizon, feed.topology(&tx))?;
             Ok(FeedEnds { now, horizon, topology })
@@ -298,9 +298,9 @@ impl Observer {
         F: Fn(Transaction) -> R,
         R: Future<Output = Result<T>>,
     {
-        let (db, last) = (&self.context.db, &Mutex::new(None));
+        let (store, last) = (&self.context.store, &Mutex::new(None));
         let policy = RetryPolicy { elapsed_max: Some(ANSWER_MAX), ..RetryPolicy::default() };
-        let run = db.run_with(&policy, |tx| {
+        let run = store.run_with(&policy, |tx| {
             let read = read(tx);
             async move {
                 let read = read.await;
@@ -313,7 +313,7 @@ impl Observer {
         tokio::select! {
             biased;
             answer = run => answer,
-            () = db.env().sleep(ANSWER_MAX) => {
+            () = store.env().sleep(ANSWER_MAX) => {
                 let gave_up = Error::GaveUp { what: "reading", after: ANSWER_MAX };
                 Err(last.lock().take().map_or(gave_up, Error::Store))
             }

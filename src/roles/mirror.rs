@@ -31,17 +31,17 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Db, DbInstance, Filter, Roles, store::Database};
+/// use notibus::{Bus, BusOptions, Db, DbInstance, Filter, StartOptions, store::Store};
 ///
-/// let store = Database::memory();
+/// let store = Store::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let running = bus.start(Roles::default()).await?;
+/// let running = bus.start(StartOptions::default()).await?;
 /// let mirror = running.dispatcher().mirror(Filter::all())?;
 ///
 /// let db = Db::new("orders".parse()?, DbInstance::new());
 /// let producer = bus.producer();
 /// let created = bus.run_exactly_once(None, async |tx| Ok(producer.created(&tx, &db))).await?;
-/// mirror.reached(created.committed.versionstamp.version()).await?;
+/// mirror.wait_until(created.committed.versionstamp.version()).await?;
 /// assert!(mirror.get(&db.name)?.is_some(), "it reads what was written before");
 /// running.shutdown().await
 /// # }
@@ -83,7 +83,7 @@ impl Dispatcher {
                 std::future::ready(())
             }
         };
-        let from_nothing = dispatcher.subscribe(filter).since(Cursor::NOTHING);
+        let from_nothing = dispatcher.subscribe(filter).since(Cursor::BEGINNING);
         let callback = from_nothing.batch_callback(RestartPolicy::default(), write)?;
         Ok(Mirror { content: shown, dispatcher, callback })
     }
@@ -117,10 +117,10 @@ impl Mirror {
     }
 
     /// Waits until it shows everything that was committed at the version `version` or before. Fails as
-    /// [`Dispatcher::reached`] does.
-    pub async fn reached(&self, version: u64) -> Result<Sequence> {
-        let at = self.dispatcher.reached(version).await?;
-        if self.callback.reached(at).await { Ok(at) } else { Err(self.ended()) }
+    /// [`Dispatcher::wait_until`] does.
+    pub async fn wait_until(&self, version: u64) -> Result<Sequence> {
+        let at = self.dispatcher.wait_until(version).await?;
+        if self.callback.wait_until(at).await { Ok(at) } else { Err(self.ended()) }
     }
 
     fn living(&self) -> Result<()> {

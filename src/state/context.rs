@@ -24,7 +24,7 @@ use crate::{
         stats::Stats,
         wakeups::Wakeups,
     },
-    store::Database,
+    store::Store,
 };
 
 /// The check of history in reports of trouble.
@@ -33,7 +33,7 @@ const HISTORY: &str = "history of the store";
 /// What all roles of one bus in one process share.
 #[derive(Debug)]
 pub(crate) struct Context {
-    pub db: Database,
+    pub store: Store,
     pub keys: Keys,
     /// The settings that are fixed when the bus is created.
     pub config: Config,
@@ -69,14 +69,14 @@ impl Drop for Background {
 }
 
 impl Context {
-    pub fn new(db: Database, keys: Keys, config: Config, schemes: Schemes) -> Arc<Self> {
+    pub fn new(store: Store, keys: Keys, config: Config, schemes: Schemes) -> Arc<Self> {
         let signals = Arc::new(Signals::new(config.partitions));
         let stats = Arc::default();
         let ringer = OnceLock::new();
         let (feed, wakeups, skipped) = (FeedId::notifications(), Wakeups::default(), Arc::default());
-        let polls = Polls::new(db.env());
+        let polls = Polls::new(store.env());
         Arc::new(Self {
-            db,
+            store,
             keys,
             config,
             schemes,
@@ -121,6 +121,6 @@ impl Context {
     }
 
     pub fn env(&self) -> &Env {
-        self.db.env()
+        self.store.env()
     }
 }

@@ -31,7 +31,7 @@ use crate::{
         error::{Error, Result, StoreError},
     },
     state::keys::{Keys, RunResult},
-    store::{AtomicOp, Committed, Database, Isolation, KeyRange, RetryPolicy, Transaction, Tries},
+    store::{AtomicOp, Committed, Isolation, KeyRange, RetryPolicy, Store, Transaction, Tries},
 };
 
 /// For how long results are kept at least: five minutes, in versions of the store, a million a second.
@@ -54,7 +54,7 @@ pub struct CommittedOnce<T> {
 
 /// Runs `body` in a transaction and commits it exactly once. See [`Bus::run_exactly_once`](crate::Bus::run_exactly_once).
 pub(crate) async fn exactly_once<T, F, R>(
-    db: &Database,
+    store: &Store,
     keys: &Keys,
     key: Option<&[u8]>,
     body: F,
@@ -64,9 +64,9 @@ where
     F: Fn(Transaction) -> R,
     R: Future<Output = Result<T>>,
 {
-    let mut run = Run::new(db.env(), keys, key)?;
+    let mut run = Run::new(store.env(), keys, key)?;
     let policy = RetryPolicy::default();
-    let mut tries = Tries::begin(db.begin(), db.env(), &policy);
+    let mut tries = Tries::begin(store.begin(), store.env(), &policy);
     loop {
         let tx = tries.transaction();
         let error = match run.look_up(&tx, tries.number()).await {

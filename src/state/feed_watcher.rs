@@ -307,7 +307,7 @@ impl Watcher {
     async fn look(&mut self, has_hint: bool) -> Result<()> {
         let context = Arc::clone(&self.context);
         let (env, wakeups) = (context.env(), &context.wakeups);
-        let (key, db) = (context.keys.pulse(&context.feed), &context.db);
+        let (key, db) = (context.keys.pulse(&context.feed), &context.store);
         let read =
             async |tx: Transaction| tokio::try_join!(tx.get(&key, Isolation::Snapshot), tx.read_version());
         let read_polled = async |poll: Poll| {
@@ -341,7 +341,7 @@ impl Watcher {
     /// set is a hint that did not come, and the poll sets another.
     async fn watch(&mut self, key: &[u8], version: u64, next: Duration) {
         let env = self.context.env().clone();
-        let tx = self.context.db.begin();
+        let tx = self.context.store.begin();
         tx.set_read_version(version);
         let set = async {
             let watch = tx.watch(key).await?;
@@ -373,7 +373,7 @@ impl Watcher {
         }
         let feed = RawFeed::notifications(&self.context);
         let Some(after) = self.followed else {
-            self.followed = Some(self.context.db.run(async |tx| feed.last_readable(&tx).await).await?);
+            self.followed = Some(self.context.store.run(async |tx| feed.last_readable(&tx).await).await?);
             // Edits before that may not have been seen.
             wakeups.all_documents_moved();
             self.is_behind = false;
@@ -381,7 +381,7 @@ impl Watcher {
         };
         if self.is_behind {
             let read = async |tx| feed.page(&tx, Cursor::from(after), PAGE_ROWS).await;
-            let page = match self.context.db.run(read).await {
+            let page = match self.context.store.run(read).await {
                 Err(Error::Expired { .. }) => {
                     self.followed = None;
                     return Box::pin(self.follow_documents()).await;
@@ -427,7 +427,7 @@ impl Watcher {
         let count = context.wakeups.count();
         let read =
             async |tx: Transaction| try_join_all(feeds.iter().map(|feed| heads(&tx, context, feed))).await;
-        let found = match context.db.run(read).await {
+        let found = match context.store.run(read).await {
             Ok(found) => found,
             Err(error) => {
                 self.turn.extend(feeds);

@@ -13,12 +13,12 @@ use crate::{
         error::{Error, Result},
     },
     state::{context::Context, keys::Keys},
-    store::{Database, Isolation, Transaction},
+    store::{Isolation, Store, Transaction},
 };
 
 /// What has to belong to the history of the store.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Asked {
+pub(crate) enum Claim {
     /// The rows of the store itself. Who writes rows, or removes them, asks this.
     Rows,
     /// The cursor of a reader, which may come from another store, and a row of its feed that the store has.
@@ -30,7 +30,7 @@ pub(crate) enum Asked {
 /// The history of a bus.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct History<'a> {
-    pub db: &'a Database,
+    pub store: &'a Store,
     pub keys: &'a Keys,
     /// The present incarnation.
     pub incarnation: Incarnation,
@@ -38,7 +38,7 @@ pub(crate) struct History<'a> {
 
 impl<'a> History<'a> {
     pub fn of(context: &'a Context) -> Self {
-        Self { db: &context.db, keys: &context.keys, incarnation: context.config.incarnation }
+        Self { store: &context.store, keys: &context.keys, incarnation: context.config.incarnation }
     }
 
     /// Fails unless all that is `asked` belongs to the history of the store. Returns the last sequence that `tx` can see.
@@ -46,15 +46,15 @@ impl<'a> History<'a> {
     /// [`Error::OlderThanRows`]: the store stands before its own rows. [`Error::Expired`]: the position is of another history,
     /// or of a part of an earlier incarnation that was not copied; things that such a reader knows may never have happened here,
     /// and it may not know what happened here. [`Error::Invalid`]: no store has given it out, because read versions never go back.
-    pub async fn check(self, tx: &Transaction, asked: Asked) -> Result<Sequence> {
+    pub async fn check(self, tx: &Transaction, asked: Claim) -> Result<Sequence> {
         let last = Sequence::last_at(self.incarnation, tx.read_version().await?);
         let positions = match asked {
             // A reader that knows nothing has to find all rows.
-            Asked::Rows | Asked::Reader(Cursor::NOTHING, _) => {
+            Claim::Rows | Claim::Reader(Cursor::BEGINNING, _) => {
                 [self.end_of(tx, self.incarnation).await?, None, None]
             }
-            Asked::Kept(position) => [Some(position), None, None],
-            Asked::Reader(cursor, _) => {
+            Claim::Kept(position) => [Some(position), None, None],
+            Claim::Reader(cursor, _) => {
                 let known = match cursor.knowledge() {
                     Knowledge::Nothing => None,
                     Knowledge::UpTo(known) => Some(known),
@@ -74,8 +74,8 @@ impl<'a> History<'a> {
             {
                 return Err(Error::OlderThanRows { rows, store: last });
             }
-            if let Asked::Reader(cursor, row) = asked
-                && cursor != Cursor::NOTHING
+            if let Claim::Reader(cursor, row) = asked
+                && cursor != Cursor::BEGINNING
                 && self.is_foreign(tx, position, row).await?
             {
                 return Err(Error::Expired { horizon: last });
@@ -92,7 +92,7 @@ impl<'a> History<'a> {
     /// it opened the bus, or at a later check. Versions of one store never go back.
     pub async fn check_edit(context: &'a Context, tx: &Transaction) -> Result<()> {
         if context.is_older() {
-            context.note_history(Self::of(context).check(tx, Asked::Rows).await)?;
+            context.note_history(Self::of(context).check(tx, Claim::Rows).await)?;
         }
         Ok(())
     }
@@ -104,7 +104,7 @@ impl<'a> History<'a> {
             return Ok(false);
         }
         if position.incarnation() == self.incarnation {
-            return Ok(!self.db.may_have_used(position.versionstamp().version()));
+            return Ok(!self.store.may_have_used(position.versionstamp().version()));
         }
         let row = row.filter(|row| row.incarnation() == position.incarnation());
         Ok(self.end_of(tx, position.incarnation()).await?.max(row).is_none_or(|end| position > end))

@@ -24,7 +24,7 @@ use tokio::sync::OnceCell;
 use crate::{
     base::{env::Env, error::Result},
     state::keys::{FeedId, Keys},
-    store::{Database, Isolation, RangeRead, Row, Transaction},
+    store::{Isolation, RangeRead, Row, Store, Transaction},
 };
 
 /// How many nodes are few.
@@ -105,20 +105,20 @@ impl Polled {
 
 impl Poll {
     /// The transaction in which all polls of the moment read. Nobody commits it.
-    pub fn transaction(&self, db: &Database) -> Transaction {
-        self.shared.transaction.get_or_init(|| db.begin()).clone()
+    pub fn transaction(&self, store: &Store) -> Transaction {
+        self.shared.transaction.get_or_init(|| store.begin()).clone()
     }
 
     /// What each process polls, in this transaction; one read for all polls of the moment.
-    pub async fn polled(&self, db: &Database, keys: &Keys) -> Result<Arc<Polled>> {
+    pub async fn polled(&self, store: &Store, keys: &Keys) -> Result<Arc<Polled>> {
         let Shareable { polled, are_many, .. } = &*self.shared;
-        let read = || async { Polled::read(&self.transaction(db), keys, are_many).await.map(Arc::new) };
+        let read = || async { Polled::read(&self.transaction(store), keys, are_many).await.map(Arc::new) };
         Ok(Arc::clone(polled.get_or_try_init(read).await?))
     }
 }
 
-/// Reads with `body`, as `poll`; if that fails, in transactions of its own, by [`Database::run`].
-pub(crate) async fn read<T, F, R>(poll: Poll, db: &Database, body: F) -> Result<T>
+/// Reads with `body`, as `poll`; if that fails, in transactions of its own, by [`Store::run`].
+pub(crate) async fn read<T, F, R>(poll: Poll, store: &Store, body: F) -> Result<T>
 where
     F: Fn(Poll) -> R,
     R: Future<Output = Result<T>>,
@@ -131,7 +131,7 @@ where
         let (transaction, are_many) = (OnceLock::from(tx), Arc::clone(&are_many));
         body(Poll { at, shared: Arc::new(Shareable { transaction, polled: OnceCell::new(), are_many }) })
     };
-    db.run(alone).await
+    store.run(alone).await
 }
 
 impl Polls {
@@ -198,25 +198,26 @@ mod tests {
     /// Polls of different intervals that began at different times read in one transaction at each tick.
     #[tokio::test(start_paused = true)]
     async fn polls_that_are_due_read_together() {
-        let db = Database::memory();
-        let polls = Polls::new(db.env());
-        let begun = db.env().now();
+        let store = Store::memory();
+        let polls = Polls::new(store.env());
+        let begun = store.env().now();
         let first = polls.due(Duration::from_millis(1_500)).await.at;
         assert!((begun + TICK / 2..=begun + TICK * 3 / 2).contains(&first));
         let (one, three) = tokio::join!(polls.due(TICK), polls.due(3 * TICK));
         assert_eq!((one.at, three.at), (first + TICK, first + 3 * TICK));
-        db.env().sleep(Duration::from_millis(300)).await;
+        store.env().sleep(Duration::from_millis(300)).await;
         let (one, other) = tokio::join!(polls.due(TICK), polls.due(TICK.mul_f64(1.2)));
         assert_eq!((one.at, other.at), (first + 4 * TICK, first + 4 * TICK));
-        let version = one.transaction(&db).read_version().await.unwrap();
-        db.run(async |tx| {
-            tx.set(b"later", b"");
-            Ok(())
-        })
-        .await
-        .unwrap();
-        let found = read(other, &db, async |poll| {
-            let tx = poll.transaction(&db);
+        let version = one.transaction(&store).read_version().await.unwrap();
+        store
+            .run(async |tx| {
+                tx.set(b"later", b"");
+                Ok(())
+            })
+            .await
+            .unwrap();
+        let found = read(other, &store, async |poll| {
+            let tx = poll.transaction(&store);
             Ok((tx.read_version().await?, tx.get(b"later", Isolation::Snapshot).await?))
         });
         assert_eq!(found.await.unwrap(), (version, None), "both read at one version");
@@ -225,8 +226,8 @@ mod tests {
     /// A pause without a tick in it is kept, a long one ends at its last tick, and one without end never ends.
     #[tokio::test(start_paused = true)]
     async fn pauses_are_kept_but_for_a_part_of_a_tick() {
-        let db = Database::memory();
-        let polls = Polls::new(db.env());
+        let store = Store::memory();
+        let polls = Polls::new(store.env());
         let tick = polls.due(2 * TICK).await.at;
         let short = polls.due(Duration::from_millis(10)).await.at;
         assert!((tick + Duration::from_millis(10)..=tick + Duration::from_millis(12)).contains(&short));
@@ -235,7 +236,7 @@ mod tests {
         let mut never = std::pin::pin!(polls.due(Duration::MAX));
         tokio::select! {
             _ = &mut never => panic!("it has ended"),
-            () = db.env().sleep(Duration::from_hours(1)) => {}
+            () = store.env().sleep(Duration::from_hours(1)) => {}
         }
     }
 
@@ -247,8 +248,8 @@ mod tests {
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
         };
         let first = runtime();
-        let db = first.block_on(async { Database::memory() });
-        let polls = Polls::new(db.env());
+        let store = first.block_on(async { Store::memory() });
+        let polls = Polls::new(store.env());
         first.block_on(polls.due(2 * TICK));
         drop(first);
         runtime().block_on(async {
@@ -263,16 +264,16 @@ mod tests {
             base::error::StoreError,
             store::testing::{Faults, Operation},
         };
-        let faults = Faults::new(&Database::memory());
-        let db = faults.database();
-        let poll = Polls::new(db.env()).due(2 * TICK).await;
+        let faults = Faults::new(&Store::memory());
+        let store = faults.store();
+        let poll = Polls::new(store.env()).due(2 * TICK).await;
         let mut is_first = true;
         faults.plan_reads(move |operation| match operation {
             Operation::Get { .. } if std::mem::take(&mut is_first) => Some(StoreError::TRANSACTION_TOO_OLD),
             _ => None,
         });
         let found =
-            read(poll, &db, async |poll| poll.transaction(&db).get(b"key", Isolation::Snapshot).await);
+            read(poll, &store, async |poll| poll.transaction(&store).get(b"key", Isolation::Snapshot).await);
         assert_eq!(found.await.unwrap(), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The seam: the traits of a backend. [`Database`](super::Database) and [`Transaction`](super::Transaction) are the
+//! The seam: the traits of a backend. [`Store`](super::Store) and [`Transaction`](super::Transaction) are the
 //! concrete types over them, so that nothing above is generic over the store.
 
 use std::{

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
     use crate::{
         base::error::StoreError,
-        store::{AtomicOp, Database, Isolation, KeyRange},
+        store::{AtomicOp, Isolation, KeyRange, Store},
     };
 
     type Model = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -104,10 +104,10 @@ mod tests {
     async fn what_is_held_back_comes_last_and_is_forgotten_with_its_transaction() {
         for seed in 0..60 {
             let random = &mut Rng::with_seed(seed);
-            let db = Database::memory();
+            let store = Store::memory();
             let mut model = Model::new();
             for _ in 0..8 {
-                let tx = db.begin();
+                let tx = store.begin();
                 let keys = random.u16(1..300);
                 let mut next = model.clone();
                 let mut added = BTreeMap::<Vec<u8>, u64>::new();
@@ -158,7 +158,7 @@ mod tests {
                     add(&mut next, key, n);
                 }
                 model = next;
-                let tx = db.begin();
+                let tx = store.begin();
                 let rows = tx.all_rows(KeyRange::prefix(""), Isolation::Snapshot).await.unwrap();
                 let rows: Model = rows.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
                 assert_eq!(rows, model, "seed {seed}");

@@ -1,6 +1,6 @@
 //! The store: one ordered, transactional key-value store with FoundationDB's semantics.
 //!
-//! Upper layers see one concrete pair, [`Database`] and [`Transaction`], and the retry runner [`Database::run`].
+//! Upper layers see one concrete pair, [`Store`] and [`Transaction`], and the retry runner [`Store::run`].
 //! Behind them is a backend; all backends pass the same conformance suite (`tests/conformance`). The embedded backend
 //! keeps everything in memory and, on request, in a folder; the FoundationDB backend (cargo feature `foundationdb`)
 //! is for clusters.
@@ -13,16 +13,16 @@
 //! - Mutations never fail at once: a key or value over its limit makes later reads and the commit fail.
 //! - A transaction lives 5 s (1007) and holds 10 MB (2101).
 //! - A commit stamps the mutations that ask for it with one versionstamp, which grows with every commit.
-//! - The result of a commit can be unknown (1021): it may have happened. [`Database::run`] then tries again, so its
+//! - The result of a commit can be unknown (1021): it may have happened. [`Store::run`] then tries again, so its
 //!   body must be right if it happens twice; that of [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) happens once.
 //! - A watch is a hint. Rescan after it fires, and keep a poll as a fallback.
 
 mod backend;
-mod database;
 mod embedded;
 mod extension;
 #[cfg(feature = "foundationdb")]
 mod fdb;
+mod handle;
 mod retry;
 #[cfg(feature = "test-util")]
 pub mod testing;
@@ -33,11 +33,11 @@ pub use crate::base::{
     env::{Env, Environment},
     error::{OpenCause, StoreError},
 };
-pub use database::Database;
 pub use embedded::{Damage, FolderReport};
 pub(crate) use extension::Extension;
 #[cfg(feature = "foundationdb")]
 pub use fdb::{FoundationDbOptions, stop_network};
+pub use handle::Store;
 pub use retry::RetryPolicy;
 pub(crate) use retry::Tries;
 pub(crate) use transaction::AfterCommit;

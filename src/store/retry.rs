@@ -9,7 +9,7 @@ use crate::base::{
     error::{Error, Result},
 };
 
-/// Limits and pauses of [`Database::run_with`](super::Database::run_with).
+/// Limits and pauses of [`Store::run_with`](super::Store::run_with).
 ///
 /// A cluster's client paces retries by itself; there the two limits hold and the pauses do not. Elsewhere the pause before
 /// attempt n + 1 is drawn at random between half and all of `backoff_min * 2^n`, at most `backoff_max`.

@@ -34,7 +34,7 @@ pub struct Committed {
 ///
 /// Clones are handles on the same transaction, and all methods take `&self`, so that it can be lent to many parts of a
 /// layer. Dropping the last handle forgets its writes.
-/// [`Database::run`](super::Database::run) commits and retries by itself.
+/// [`Store::run`](super::Store::run) commits and retries by itself.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
 //! The types of the seam: ranges and pages, writes, options, watches; and the limits of all backends. Users know the limits as constants
-//! of [`Transaction`](super::Transaction) and [`Database`](super::Database).
+//! of [`Transaction`](super::Transaction) and [`Store`](super::Store).
 
 use std::{
     pin::Pin,
@@ -91,10 +91,10 @@ pub(crate) fn key_after(key: &[u8]) -> Bytes {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::store::{Database, Isolation, KeyRange, RangeRead};
+/// use notibus::store::{Store, Isolation, KeyRange, RangeRead};
 ///
-/// let db = Database::memory();
-/// db.run(async |tx| {
+/// let store = Store::memory();
+/// store.run(async |tx| {
 ///     for n in 0..10_u8 {
 ///         tx.set(&[b'k', n], &[n]);
 ///     }
@@ -102,7 +102,7 @@ pub(crate) fn key_after(key: &[u8]) -> Bytes {
 /// })
 /// .await?;
 /// let last = RangeRead::new(KeyRange::prefix("k")).limit(3).reverse();
-/// let page = db.begin().get_range(&last, Isolation::Snapshot).await?;
+/// let page = store.begin().get_range(&last, Isolation::Snapshot).await?;
 /// assert_eq!(page.rows.len(), 3);
 /// assert_eq!(page.rows[0].1[0], 9);
 /// assert!(page.more);
@@ -222,7 +222,7 @@ pub enum Isolation {
 }
 
 /// An option of one transaction. Options last until the transaction is reset; later attempts of
-/// [`Database::run`](super::Database::run) keep them.
+/// [`Store::run`](super::Store::run) keep them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransactionOption {

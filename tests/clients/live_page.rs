@@ -9,10 +9,10 @@ use std::{
 
 use libtest_mimic::Trial;
 use notibus::{
-    Bus, BusOptions, NodeOptions, NotifierOptions, Roles,
+    Bus, BusOptions, NodeOptions, NotifierOptions, StartOptions,
     consumer::ConsumerSettings,
     http::{ApiOptions, ServerOptions},
-    store::Database,
+    store::Store,
 };
 
 use crate::{SCRIPT_LIMIT, browser, end_of};
@@ -38,8 +38,8 @@ pub fn trial() -> Trial {
 
 /// Serves a page, whose notifier dies once the page has shown everything, and comes back once the page has turned red.
 async fn watch(browser: &Path) {
-    let bus = Bus::open(&Database::memory(), BusOptions::default()).await.unwrap();
-    let running = bus.start(Roles::default().notifier(None)).await.unwrap();
+    let bus = Bus::open(&Store::memory(), BusOptions::default()).await.unwrap();
+    let running = bus.start(StartOptions::default().notifier(None)).await.unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let router = running.api(ApiOptions::default()).unwrap().routes();
     let address = running.serve(listener, router, ServerOptions::default()).await.unwrap();

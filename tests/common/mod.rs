@@ -11,7 +11,7 @@ use notibus::{
     NotifierOptions,
     dispatcher::{Item, Subscription},
     event::Counters,
-    store::{Database, Isolation, KeyRange, RangeRead, Transaction},
+    store::{Isolation, KeyRange, RangeRead, Store, Transaction},
 };
 use tokio_stream::StreamExt;
 
@@ -40,13 +40,13 @@ pub fn counts(lanes: [u64; 4]) -> Counters {
 }
 
 /// A bus with one partition, so that everything meets in the same folds.
-pub async fn narrow_bus(store: &Database) -> Bus {
+pub async fn narrow_bus(store: &Store) -> Bus {
     let options = BusOptions::default().partitions(1);
     Bus::open(store, options).await.unwrap()
 }
 
 /// A bus with the default options.
-pub async fn wide_bus(store: &Database) -> Bus {
+pub async fn wide_bus(store: &Store) -> Bus {
     Bus::open(store, BusOptions::default()).await.unwrap()
 }
 
@@ -72,7 +72,7 @@ pub fn forgetful() -> JanitorOptions {
 }
 
 /// Commits `lanes` of `db`.
-pub async fn record(store: &Database, bus: &Bus, db: &Db, lanes: [u64; 4]) {
+pub async fn record(store: &Store, bus: &Bus, db: &Db, lanes: [u64; 4]) {
     let producer = bus.producer();
     let counters = counts(lanes);
     store
@@ -115,7 +115,7 @@ pub async fn row_with(bus: &Bus, db: &Db, lanes: [u64; 4]) -> Notification {
 /// All rows of the feed, in pages of `limit`.
 pub async fn rows_in_pages(bus: &Bus, limit: usize) -> Vec<Arc<Notification>> {
     let mut rows = Vec::new();
-    let mut cursor = Cursor::NOTHING;
+    let mut cursor = Cursor::BEGINNING;
     loop {
         let page = bus.feed().page(cursor, limit).await.unwrap();
         rows.extend(page.rows);
@@ -132,7 +132,7 @@ pub async fn rows(bus: &Bus) -> Vec<Arc<Notification>> {
 }
 
 /// How many rows of counters, stamps and design documents wait in the store.
-pub async fn waiting(store: &Database) -> usize {
+pub async fn waiting(store: &Store) -> usize {
     // The tuple element of the family's number, after the default prefix.
     let range = KeyRange::prefix(&b"notibus\x15\x01"[..]);
     let read = RangeRead::new(range).limit(100_000).target_bytes(usize::MAX);
@@ -151,13 +151,13 @@ pub async fn next_news(subscription: &mut Subscription) -> Option<Item> {
 }
 
 /// The rows whose keys start with `prefix`.
-pub async fn stored(store: &Database, prefix: &[u8]) -> Vec<(Bytes, Bytes)> {
+pub async fn stored(store: &Store, prefix: &[u8]) -> Vec<(Bytes, Bytes)> {
     let read = RangeRead::new(KeyRange::prefix(prefix.to_vec()));
     store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
 }
 
 /// Writes the row at `key`, whatever it is.
-pub async fn set(store: &Database, key: &[u8], value: &[u8]) {
+pub async fn set(store: &Store, key: &[u8], value: &[u8]) {
     let write = async |tx: Transaction| {
         tx.set(key, value);
         Ok(())

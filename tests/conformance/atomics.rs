@@ -19,7 +19,7 @@ async fn check(
         Some(value) => drop(f.put("k", value).await?),
         None => f.remove("k").await?,
     }
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.atomic(op, &f.key("k"), operand);
     let own = tx.get(&f.key("k"), Snapshot).await?;
     assert_eq!(own.as_deref(), expected, "{op:?} {operand:?} over {stored:?}, own");
@@ -28,7 +28,7 @@ async fn check(
     assert_eq!(left.as_deref(), expected, "{op:?} {operand:?} over {stored:?}, committed");
 
     // The same over a value that the transaction has set itself.
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     match stored {
         Some(value) => tx.set(&f.key("k"), value),
         None => tx.clear(&f.key("k")),
@@ -166,7 +166,7 @@ pub(crate) async fn compare_and_clear_leaves_a_missing_key_missing(f: &Fixture) 
 
 pub(crate) async fn operations_apply_in_their_order(f: &Fixture) -> Result<()> {
     f.put("k", [1]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.atomic(AtomicOp::Add, &f.key("k"), &[4]);
     tx.atomic(AtomicOp::Max, &f.key("k"), &[3]);
     tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
@@ -181,7 +181,7 @@ pub(crate) async fn operations_apply_in_their_order(f: &Fixture) -> Result<()> {
 /// Two `ADD`s are not one `ADD` of their sum: the shorter one cuts the result of the longer one.
 pub(crate) async fn operations_of_other_lengths_are_not_merged(f: &Fixture) -> Result<()> {
     f.put("k", [255, 255, 255]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
     tx.atomic(AtomicOp::Add, &f.key("k"), &[1, 0]);
     tx.commit().await?;
@@ -192,7 +192,7 @@ pub(crate) async fn operations_of_other_lengths_are_not_merged(f: &Fixture) -> R
 pub(crate) async fn an_operation_after_a_clear_starts_again(f: &Fixture) -> Result<()> {
     f.put("k", [9]).await?;
     f.put("l", [9]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear(&f.key("k"));
     tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
     tx.clear_range(&f.range("l", "m"));
@@ -205,7 +205,7 @@ pub(crate) async fn an_operation_after_a_clear_starts_again(f: &Fixture) -> Resu
 
 /// Subtracts `n` from the counter at "k", and removes it if nothing is left.
 async fn drain(f: &Fixture, n: u64) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.atomic(AtomicOp::Add, &f.key("k"), &n.wrapping_neg().to_le_bytes());
     tx.atomic(AtomicOp::CompareAndClear, &f.key("k"), &[0; 8]);
     tx.commit().await.map(drop)
@@ -220,7 +220,7 @@ pub(crate) async fn the_drain_pair_removes_an_empty_counter(f: &Fixture) -> Resu
 
 pub(crate) async fn the_drain_pair_keeps_what_came_in_between(f: &Fixture) -> Result<()> {
     f.operate(AtomicOp::Add, "k", &5_u64.to_le_bytes()).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let seen = tx.get(&f.key("k"), Snapshot).await?.expect("it was counted");
     assert_eq!(&seen[..], &5_u64.to_le_bytes());
     f.operate(AtomicOp::Add, "k", &2_u64.to_le_bytes()).await?;
@@ -234,7 +234,7 @@ pub(crate) async fn the_drain_pair_keeps_what_came_in_between(f: &Fixture) -> Re
 }
 
 pub(crate) async fn every_concurrent_add_counts(f: &Fixture) -> Result<()> {
-    let open: Vec<_> = (0..50).map(|_| f.db.begin()).collect();
+    let open: Vec<_> = (0..50).map(|_| f.store.begin()).collect();
     for tx in &open {
         tx.get(&f.key("k"), Snapshot).await?;
         tx.atomic(AtomicOp::Add, &f.key("k"), &1_u64.to_le_bytes());

@@ -218,7 +218,7 @@ pub(crate) async fn a_cleared_range_makes_its_readers_conflict(f: &Fixture) -> R
     let (inside, outside) = (writer(f).await?, writer(f).await?);
     inside.get(&f.key("b"), Serializable).await?;
     outside.get(&f.key("d"), Serializable).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear_range(&f.range("b", "d"));
     tx.commit().await?;
     conflicts(&inside).await;
@@ -229,7 +229,7 @@ pub(crate) async fn a_range_overlapping_a_cleared_range_conflicts(f: &Fixture) -
     let begin = scanner(f, RangeRead::new(f.range("a", "b\0"))).await?;
     let middle = scanner(f, RangeRead::new(f.range("c", "cc"))).await?;
     let beside = scanner(f, RangeRead::new(f.range("d", "e"))).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear_range(&f.range("b", "d"));
     tx.commit().await?;
     conflicts(&begin).await;
@@ -299,7 +299,7 @@ pub(crate) async fn an_explicit_read_conflict_does_not_skip_pending_keys(f: &Fix
     tx.clear_range(&f.range("a", "z"));
     append(&tx);
     tx.add_read_conflict(&f.range("k", "l"));
-    let other = f.db.begin();
+    let other = f.store.begin();
     append(&other);
     other.commit().await?;
     conflicts(&tx).await;
@@ -362,7 +362,7 @@ pub(crate) async fn an_explicit_write_conflict_makes_readers_conflict(f: &Fixtur
     let (inside, outside) = (writer(f).await?, writer(f).await?);
     inside.get(&f.key("c"), Serializable).await?;
     outside.get(&f.key("d"), Serializable).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.add_write_conflict(&f.range("b", "d"));
     tx.commit().await?;
     assert_eq!(f.value("c").await?.as_deref(), Some(&b"v"[..]), "nothing is written");

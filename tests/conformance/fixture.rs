@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use notibus::{
     Error, Result,
     store::{
-        AtomicOp, Committed, Database, Env, Environment, Isolation, KeyRange, RangeRead, StoreError,
+        AtomicOp, Committed, Env, Environment, Isolation, KeyRange, RangeRead, Store, StoreError,
         Transaction, Watch,
     },
 };
@@ -38,7 +38,7 @@ pub(crate) struct Backend {
 
 pub(crate) struct Opened {
     /// The store.
-    pub db: Database,
+    pub store: Store,
     /// Its clock, if it can be set forward. Otherwise, cases that need time to pass sleep.
     pub clock: Option<Clock>,
     /// Its folder, to be removed afterwards.
@@ -46,7 +46,7 @@ pub(crate) struct Opened {
 }
 
 pub(crate) const MEMORY: Backend =
-    Backend { paused: true, open: || Opened { db: Database::memory(), clock: None, folder: None } };
+    Backend { paused: true, open: || Opened { store: Store::memory(), clock: None, folder: None } };
 
 /// The store in a folder. It waits for its disk, so its time is real, but can be set forward.
 pub(crate) const DURABLE: Backend = Backend {
@@ -54,8 +54,8 @@ pub(crate) const DURABLE: Backend = Backend {
     open: || {
         let folder = TempDir::new().expect("a temporary folder can be made");
         let clock = Clock::default();
-        let db = Database::open_dir_in(folder.path(), Env::new(clock.clone()));
-        Opened { db: db.expect("an empty folder can be opened"), clock: Some(clock), folder: Some(folder) }
+        let db = Store::open_dir_in(folder.path(), Env::new(clock.clone()));
+        Opened { store: db.expect("an empty folder can be opened"), clock: Some(clock), folder: Some(folder) }
     },
 };
 
@@ -81,10 +81,10 @@ pub(crate) const FOUNDATIONDB: Backend = Backend {
         // A case runs in a runtime already, which cannot block on another one.
         let opened = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime can be built").block_on(Database::foundationdb(file))
+            runtime.expect("a runtime can be built").block_on(Store::foundationdb(file))
         });
         let db = opened.join().expect("opening does not panic").expect("the cluster can be opened");
-        Opened { db, clock: None, folder: None }
+        Opened { store: db, clock: None, folder: None }
     },
 };
 
@@ -123,7 +123,7 @@ impl Environment for Clock {
 
 pub(crate) struct Fixture {
     /// The store.
-    pub db: Database,
+    pub store: Store,
     /// The prefix of all keys of the case.
     prefix: Vec<u8>,
     /// The clock of the store, if it can be set forward.
@@ -142,7 +142,7 @@ pub(crate) fn run(backend: &Backend, name: &str, case: &impl AsyncFn(&Fixture) -
     runtime.block_on(async {
         let opened = (backend.open)();
         let fixture = Fixture {
-            db: opened.db,
+            store: opened.store,
             prefix: format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes(),
             clock: opened.clock,
             _folder: opened.folder,
@@ -169,21 +169,21 @@ impl Fixture {
 
     /// A transaction that already has a read version.
     pub async fn started(&self) -> Result<Transaction> {
-        let tx = self.db.begin();
+        let tx = self.store.begin();
         tx.read_version().await?;
         Ok(tx)
     }
 
     /// Sets one key in a transaction of its own.
     pub async fn put(&self, suffix: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Committed> {
-        let tx = self.db.begin();
+        let tx = self.store.begin();
         tx.set(&self.key(suffix), value.as_ref());
         Ok(tx.commit().await?.expect("a set is something to commit"))
     }
 
     /// Sets each of `suffixes` to itself in one transaction.
     pub async fn fill(&self, suffixes: &[&str]) -> Result<Committed> {
-        let tx = self.db.begin();
+        let tx = self.store.begin();
         for suffix in suffixes {
             tx.set(&self.key(suffix), suffix.as_bytes());
         }
@@ -192,26 +192,26 @@ impl Fixture {
 
     /// Removes one key in a transaction of its own.
     pub async fn remove(&self, suffix: &str) -> Result<()> {
-        let tx = self.db.begin();
+        let tx = self.store.begin();
         tx.clear(&self.key(suffix));
         tx.commit().await.map(drop)
     }
 
     /// Applies one operation in a transaction of its own.
     pub async fn operate(&self, op: AtomicOp, suffix: &str, operand: &[u8]) -> Result<()> {
-        let tx = self.db.begin();
+        let tx = self.store.begin();
         tx.atomic(op, &self.key(suffix), operand);
         tx.commit().await.map(drop)
     }
 
     /// Reads one key in a new transaction.
     pub async fn value(&self, suffix: impl AsRef<[u8]>) -> Result<Option<Bytes>> {
-        self.db.begin().get(&self.key(suffix), Isolation::Snapshot).await
+        self.store.begin().get(&self.key(suffix), Isolation::Snapshot).await
     }
 
     /// The suffixes of all keys of the case, as a new transaction reads them.
     pub async fn suffixes(&self) -> Result<Vec<String>> {
-        self.suffixes_in(&self.db.begin(), RangeRead::new(self.all())).await
+        self.suffixes_in(&self.store.begin(), RangeRead::new(self.all())).await
     }
 
     /// The suffixes of the rows that `tx` reads in one serializable page.

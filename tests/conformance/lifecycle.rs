@@ -17,12 +17,12 @@ use notibus::{
 use crate::fixture::{Fixture, conflicts, fails, soon};
 
 pub(crate) async fn a_commit_of_nothing_has_no_stamp(f: &Fixture) -> Result<()> {
-    assert_eq!(f.db.begin().commit().await?, None);
+    assert_eq!(f.store.begin().commit().await?, None);
     Ok(())
 }
 
 pub(crate) async fn a_read_only_commit_has_no_stamp(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.get(&f.key("k"), Serializable).await?;
     tx.get_range(&RangeRead::new(f.all()), Serializable).await?;
     tx.add_read_conflict(&f.all());
@@ -31,14 +31,14 @@ pub(crate) async fn a_read_only_commit_has_no_stamp(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn a_declared_write_is_something_to_commit(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.add_write_conflict(&f.all());
     assert!(tx.commit().await?.is_some());
     Ok(())
 }
 
 pub(crate) async fn a_committed_transaction_is_used_up(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("k"), b"v");
     tx.commit().await?;
     let expected = &StoreError::USED_DURING_COMMIT;
@@ -50,7 +50,7 @@ pub(crate) async fn a_committed_transaction_is_used_up(f: &Fixture) -> Result<()
 }
 
 pub(crate) async fn a_read_only_transaction_is_used_up_by_its_commit(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.get(&f.key("k"), Snapshot).await?;
     tx.commit().await?;
     fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::USED_DURING_COMMIT);
@@ -69,7 +69,7 @@ pub(crate) async fn a_failed_commit_uses_the_transaction_up(f: &Fixture) -> Resu
 }
 
 pub(crate) async fn a_write_after_the_commit_is_lost(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("a"), b"v");
     tx.commit().await?;
     tx.set(&f.key("b"), b"v");
@@ -80,7 +80,7 @@ pub(crate) async fn a_write_after_the_commit_is_lost(f: &Fixture) -> Result<()> 
 }
 
 pub(crate) async fn a_reset_makes_a_committed_transaction_new(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("a"), b"v");
     let first = tx.commit().await?.expect("it writes");
     tx.reset();
@@ -117,9 +117,9 @@ pub(crate) async fn a_reset_forgets_the_read_version(f: &Fixture) -> Result<()> 
 
 pub(crate) async fn a_reset_forgets_a_set_read_version(f: &Fixture) -> Result<()> {
     f.put("k", "old").await?;
-    let version = f.db.begin().read_version().await?;
+    let version = f.store.begin().read_version().await?;
     f.put("k", "new").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_read_version(version);
     tx.reset();
     assert_eq!(tx.get(&f.key("k"), Snapshot).await?.as_deref(), Some(&b"new"[..]));
@@ -127,7 +127,7 @@ pub(crate) async fn a_reset_forgets_a_set_read_version(f: &Fixture) -> Result<()
 }
 
 pub(crate) async fn a_reset_forgets_a_bad_write(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(b"\xff", b"v");
     fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::KEY_OUTSIDE_LEGAL_RANGE);
     tx.reset();
@@ -138,7 +138,7 @@ pub(crate) async fn a_reset_forgets_a_bad_write(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn a_cancelled_transaction_fails(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("k"), b"v");
     tx.cancel();
     let expected = &StoreError::TRANSACTION_CANCELLED;
@@ -152,7 +152,7 @@ pub(crate) async fn a_cancelled_transaction_fails(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn a_reset_makes_a_cancelled_transaction_new(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("a"), b"v");
     tx.cancel();
     tx.reset();
@@ -163,7 +163,7 @@ pub(crate) async fn a_reset_makes_a_cancelled_transaction_new(f: &Fixture) -> Re
 }
 
 pub(crate) async fn a_commit_undoes_no_cancel(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.cancel();
     tx.set(&f.key("a"), b"v");
     fails(tx.commit().await, &StoreError::TRANSACTION_CANCELLED);
@@ -175,7 +175,7 @@ pub(crate) async fn a_commit_undoes_no_cancel(f: &Fixture) -> Result<()> {
 /// Regression: a transaction of a cluster that was cancelled during its commit was as usable afterwards as if it had not been cancelled.
 pub(crate) async fn a_cancel_during_the_commit_holds(f: &Fixture) -> Result<()> {
     for n in 0..20_u8 {
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         tx.set(&f.key([b'a', n]), b"v");
         let mut commit = Box::pin(tx.commit());
         // Begun, as far as it gets without waiting.
@@ -193,7 +193,7 @@ pub(crate) async fn a_cancel_during_the_commit_holds(f: &Fixture) -> Result<()> 
 }
 
 pub(crate) async fn a_cancel_after_the_commit_holds(f: &Fixture) -> Result<()> {
-    let done = f.db.begin();
+    let done = f.store.begin();
     done.set(&f.key("a"), b"v");
     done.commit().await?;
     let failed = f.started().await?;
@@ -226,7 +226,7 @@ async fn is_cancelled(f: &Fixture, tx: &Transaction) -> Result<()> {
 /// Regression: a run on a cluster went on although its transaction had been cancelled while it waited to try again.
 pub(crate) async fn a_cancel_during_the_pause_before_the_next_try_ends_the_run(f: &Fixture) -> Result<()> {
     let (tried, attempts) = (OnceLock::new(), AtomicU32::new(0));
-    let run = f.db.run(async |tx| {
+    let run = f.store.run(async |tx| {
         tried.get_or_init(|| tx.clone());
         match attempts.fetch_add(1, Ordering::SeqCst) {
             0 => Err(StoreError::NOT_COMMITTED.into()),
@@ -242,7 +242,7 @@ pub(crate) async fn a_cancel_during_the_pause_before_the_next_try_ends_the_run(f
 }
 
 pub(crate) async fn clones_of_a_database_share_it(f: &Fixture) -> Result<()> {
-    let clone = f.db.clone();
+    let clone = f.store.clone();
     f.put("k", "v").await?;
     assert!(clone.begin().get(&f.key("k"), Snapshot).await?.is_some());
     Ok(())
@@ -272,7 +272,7 @@ pub(crate) async fn a_transaction_can_be_used_from_many_tasks(f: &Fixture) -> Re
 /// and its commit failed with 2017.
 pub(crate) async fn a_commit_that_ends_after_a_reset_disturbs_nothing(f: &Fixture) -> Result<()> {
     for n in 0..20_u8 {
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         tx.set(&f.key([b'a', n]), b"v");
         let mut commit = Box::pin(tx.commit());
         // Begun, as far as it gets without waiting.

@@ -13,7 +13,7 @@ use crate::fixture::{Fixture, fails};
 
 /// Asserts that `bad` fails the reads and the commit that follow with `expected`, and that nothing is written.
 async fn defers(f: &Fixture, expected: &StoreError, bad: impl FnOnce(&Transaction)) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("good"), b"v");
     assert!(tx.get(&f.key("good"), Snapshot).await?.is_some());
     bad(&tx);
@@ -54,7 +54,7 @@ pub(crate) async fn a_long_value_is_refused(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn a_bad_write_fails_a_commit_without_reads(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("k"), b"v");
     tx.set(&long_key(f), b"v");
     fails(tx.commit().await, &StoreError::KEY_TOO_LARGE);
@@ -63,7 +63,7 @@ pub(crate) async fn a_bad_write_fails_a_commit_without_reads(f: &Fixture) -> Res
 }
 
 pub(crate) async fn the_first_bad_write_counts(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("k"), &vec![0; Transaction::VALUE_LEN_MAX + 1]);
     tx.set(&long_key(f), b"v");
     tx.set(b"\xffk", b"v");
@@ -75,7 +75,7 @@ pub(crate) async fn the_first_bad_write_counts(f: &Fixture) -> Result<()> {
 pub(crate) async fn the_first_of_unlike_bad_writes_counts(f: &Fixture) -> Result<()> {
     let inverted = f.range("b", "a");
     for is_long_first in [true, false] {
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         if is_long_first {
             tx.set(&long_key(f), b"v");
         }
@@ -92,13 +92,13 @@ pub(crate) async fn the_first_of_unlike_bad_writes_counts(f: &Fixture) -> Result
 }
 
 pub(crate) async fn a_long_key_reads_as_missing(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     assert_eq!(tx.get(&long_key(f), Snapshot).await?, None);
     Ok(())
 }
 
 pub(crate) async fn clearing_a_long_key_does_nothing(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear(&long_key(f));
     tx.set(&f.key("k"), b"v");
     tx.commit().await?;
@@ -112,7 +112,7 @@ pub(crate) async fn keys_beyond_the_key_space_are_refused(f: &Fixture) -> Result
         defers(f, expected, |tx| tx.set(key, b"v")).await?;
         defers(f, expected, |tx| tx.clear(key)).await?;
         defers(f, expected, |tx| tx.atomic(AtomicOp::Add, key, b"v")).await?;
-        fails(f.db.begin().get(key, Snapshot).await, expected);
+        fails(f.store.begin().get(key, Snapshot).await, expected);
     }
     Ok(())
 }
@@ -123,14 +123,14 @@ pub(crate) async fn ranges_beyond_the_key_space_are_refused(f: &Fixture) -> Resu
     defers(f, expected, |tx| tx.clear_range(&range)).await?;
     defers(f, expected, |tx| tx.add_read_conflict(&range)).await?;
     defers(f, expected, |tx| tx.add_write_conflict(&range)).await?;
-    fails(f.db.begin().get_range(&RangeRead::new(range), Snapshot).await, expected);
+    fails(f.store.begin().get_range(&RangeRead::new(range), Snapshot).await, expected);
     Ok(())
 }
 
 pub(crate) async fn a_range_may_end_where_the_key_space_ends(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
     let range = KeyRange::new(f.key("k"), &b"\xff"[..]);
-    let page = f.db.begin().get_range(&RangeRead::new(range).limit(1), Snapshot).await?;
+    let page = f.store.begin().get_range(&RangeRead::new(range).limit(1), Snapshot).await?;
     assert_eq!(f.suffix(&page.rows[0].0), "k");
     Ok(())
 }
@@ -157,7 +157,7 @@ fn set_many(f: &Fixture, tx: &Transaction, len: usize) {
 }
 
 pub(crate) async fn a_large_transaction_is_refused(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     set_many(f, &tx, Transaction::LEN_MAX + Transaction::VALUE_LEN_MAX);
     assert!(tx.get(&f.key("000"), Snapshot).await?.is_some(), "only the commit is refused");
     fails(tx.commit().await, &StoreError::TRANSACTION_TOO_LARGE);
@@ -166,11 +166,11 @@ pub(crate) async fn a_large_transaction_is_refused(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn a_transaction_below_the_limit_is_committed(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     set_many(f, &tx, 9_000_000);
     tx.commit().await?;
     assert_eq!(f.value("089").await?.map(|value| value.len()), Some(Transaction::VALUE_LEN_MAX));
-    let clearing = f.db.begin();
+    let clearing = f.store.begin();
     clearing.clear_range(&f.all());
     clearing.commit().await.map(drop)
 }
@@ -189,7 +189,7 @@ pub(crate) async fn conflict_ranges_count_for_the_size(f: &Fixture) -> Result<()
 }
 
 pub(crate) async fn the_size_grows_with_every_kind_of_entry(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let mut last = tx.approximate_size().await?;
     let mut grown = async |least: usize| -> Result<()> {
         let size = tx.approximate_size().await?;
@@ -217,7 +217,7 @@ pub(crate) async fn the_size_grows_with_every_kind_of_entry(f: &Fixture) -> Resu
 /// Regression: a cluster's client showed some of its own keys there, which no other store has.
 pub(crate) async fn keys_of_the_client_itself_are_refused(f: &Fixture) -> Result<()> {
     let expected = &StoreError::KEY_OUTSIDE_LEGAL_RANGE;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     fails(tx.get(b"\xff\xff/cluster_file_path", Snapshot).await, expected);
     fails(tx.get(b"\xff\xff/status/json", Snapshot).await, expected);
     let range = KeyRange::new(&b"\xff\xff/transaction/"[..], &b"\xff\xff/transaction0"[..]);
@@ -230,7 +230,7 @@ pub(crate) async fn keys_of_the_client_itself_are_refused(f: &Fixture) -> Result
 
 /// Bug: a transaction that only reads failed with 2101 once its conflict ranges had 10 MB; fix: it sends nothing, so it has no size.
 pub(crate) async fn a_transaction_that_only_reads_has_no_size(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let mut key = f.key("");
     key.resize(Transaction::KEY_LEN_MAX, b'k');
     for number in 0..600_u16 {

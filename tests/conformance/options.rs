@@ -26,7 +26,7 @@ async fn outlast() {
 }
 
 pub(crate) async fn everything_fails_after_the_time_limit(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_option(SHORT);
     tx.set(&f.key("k"), b"v");
     outlast().await;
@@ -40,7 +40,7 @@ pub(crate) async fn everything_fails_after_the_time_limit(f: &Fixture) -> Result
 }
 
 pub(crate) async fn a_time_limit_counts_from_when_the_transaction_was_made(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     outlast().await;
     tx.get(&f.key("k"), Snapshot).await?;
     tx.set_option(SHORT);
@@ -49,7 +49,7 @@ pub(crate) async fn a_time_limit_counts_from_when_the_transaction_was_made(f: &F
 }
 
 pub(crate) async fn a_bad_write_counts_more_than_the_time_limit(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_option(SHORT);
     tx.set(b"\xffk", b"v");
     outlast().await;
@@ -59,7 +59,7 @@ pub(crate) async fn a_bad_write_counts_more_than_the_time_limit(f: &Fixture) -> 
 }
 
 pub(crate) async fn a_reset_forgets_the_time_limit(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_option(SHORT);
     outlast().await;
     tx.reset();
@@ -72,7 +72,7 @@ pub(crate) async fn a_reset_forgets_the_time_limit(f: &Fixture) -> Result<()> {
 async fn always(f: &Fixture, option: TransactionOption) -> (Result<()>, u32) {
     let runs = Cell::new(0);
     let policy = RetryPolicy::default().elapsed_max(None);
-    let running = f.db.run_with(&policy, async |tx| {
+    let running = f.store.run_with(&policy, async |tx| {
         runs.set(runs.get() + 1);
         tx.set_option(option.clone());
         tx.set(&f.key("k"), b"v");
@@ -91,7 +91,7 @@ pub(crate) async fn a_time_limit_ends_a_run(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_transaction_over_its_own_limit_is_refused(f: &Fixture) -> Result<()> {
     for (len, fits) in [(100, true), (2_000, false)] {
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         tx.set_option(TransactionOption::SizeLimit(1_500));
         tx.set(&f.key("k"), &vec![0; len]);
         if fits {
@@ -106,7 +106,7 @@ pub(crate) async fn a_transaction_over_its_own_limit_is_refused(f: &Fixture) -> 
 
 /// Sets `option` and asserts that it fails what follows.
 async fn refused(f: &Fixture, option: TransactionOption, expected: &StoreError) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("k"), b"v");
     tx.set_option(option);
     fails(tx.get(&f.key("k"), Snapshot).await, expected);
@@ -125,7 +125,7 @@ pub(crate) async fn a_bad_size_limit_is_refused(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn priorities_change_no_outcome(f: &Fixture) -> Result<()> {
     for priority in [Priority::Default, Priority::Batch, Priority::System] {
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         tx.set_option(TransactionOption::Priority(priority));
         soon(tx.get(&f.key("k"), Serializable)).await?;
         tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
@@ -137,7 +137,7 @@ pub(crate) async fn priorities_change_no_outcome(f: &Fixture) -> Result<()> {
 
 /// A transaction that reports conflicts, and has read "a" and the range from "c" to "e".
 async fn reporting(f: &Fixture) -> Result<Transaction> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_option(TransactionOption::ReportConflicts);
     tx.get(&f.key("a"), Serializable).await?;
     tx.get_range(&RangeRead::new(f.range("c", "e")), Serializable).await?;
@@ -183,7 +183,7 @@ pub(crate) async fn of_many_conflicts_some_are_reported(f: &Fixture) -> Result<(
         tx.add_read_conflict(&KeyRange::key(key));
     }
     tx.set(&f.key("out"), b"v");
-    let other = f.db.begin();
+    let other = f.store.begin();
     other.clear_range(&f.all());
     other.commit().await?;
     conflicts(&tx).await;
@@ -198,8 +198,9 @@ pub(crate) async fn of_many_conflicts_some_are_reported(f: &Fixture) -> Result<(
 /// Regression: the cluster's client forgot all but two kinds of options at the first retry.
 pub(crate) async fn options_survive_retries(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
-    let result =
-        f.db.run(async |tx| {
+    let result = f
+        .store
+        .run(async |tx| {
             runs.set(runs.get() + 1);
             if runs.get() == 1 {
                 tx.set_option(TransactionOption::SizeLimit(1_000));
@@ -217,8 +218,9 @@ pub(crate) async fn options_survive_retries(f: &Fixture) -> Result<()> {
 pub(crate) async fn the_last_try_of_a_run_reports_its_conflicts(f: &Fixture) -> Result<()> {
     let last = RefCell::new(None);
     let policy = RetryPolicy::default().attempts_max(Some(3));
-    let result: Result<()> =
-        f.db.run_with(&policy, async |tx| {
+    let result: Result<()> = f
+        .store
+        .run_with(&policy, async |tx| {
             if last.borrow().is_none() {
                 tx.set_option(TransactionOption::ReportConflicts);
             }
@@ -270,7 +272,7 @@ async fn commit_in_vain(f: &Fixture, tx: &Transaction) -> Result<()> {
 /// Regression: on a cluster, the limit of time began again with each try whose body had committed by itself: a run of a second took 6.3.
 pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limit(f: &Fixture) -> Result<()> {
     let policy = RetryPolicy::default().attempts_max(Some(30));
-    let run = f.db.run_with(&policy, async |tx| {
+    let run = f.store.run_with(&policy, async |tx| {
         tx.set_option(TransactionOption::Timeout(Duration::from_millis(300)));
         // In time, however long the commits of earlier tries took.
         tx.set(&f.key("l"), b"v");
@@ -286,8 +288,9 @@ pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limit(f: &Fixture
 /// As `options_survive_retries`, for a body that commits by itself, drops its commit, or fails.
 pub(crate) async fn options_survive_whatever_a_body_does(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
-    let result =
-        f.db.run(async |tx| {
+    let result = f
+        .store
+        .run(async |tx| {
             runs.set(runs.get() + 1);
             tx.atomic(AtomicOp::Add, &f.key("n"), &[1]);
             match runs.get() {

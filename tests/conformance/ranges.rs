@@ -22,7 +22,7 @@ pub(crate) async fn rows_come_in_the_order_of_bytes(f: &Fixture) -> Result<()> {
 pub(crate) async fn rows_carry_their_values(f: &Fixture) -> Result<()> {
     f.put("a", "1").await?;
     f.put("b", "").await?;
-    let page = f.db.begin().get_range(&RangeRead::new(f.all()), Snapshot).await?;
+    let page = f.store.begin().get_range(&RangeRead::new(f.all()), Snapshot).await?;
     let rows: Vec<_> = page.rows.iter().map(|(k, v)| (f.suffix(k), &v[..])).collect();
     assert_eq!(rows, [("a".to_owned(), &b"1"[..]), ("b".to_owned(), b"")]);
     Ok(())
@@ -31,13 +31,13 @@ pub(crate) async fn rows_carry_their_values(f: &Fixture) -> Result<()> {
 pub(crate) async fn reverse_turns_the_order_around(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
     let read = RangeRead::new(f.all()).reverse();
-    assert_eq!(f.suffixes_in(&f.db.begin(), read).await?, ["e", "d", "c", "b", "a"]);
+    assert_eq!(f.suffixes_in(&f.store.begin(), read).await?, ["e", "d", "c", "b", "a"]);
     Ok(())
 }
 
 pub(crate) async fn the_begin_is_included_and_the_end_is_not(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let read = RangeRead::new(f.range("b", "d"));
     assert_eq!(f.suffixes_in(&tx, read.clone()).await?, ["b", "c"]);
     assert_eq!(f.suffixes_in(&tx, read.reverse()).await?, ["c", "b"]);
@@ -49,7 +49,7 @@ pub(crate) async fn the_begin_is_included_and_the_end_is_not(f: &Fixture) -> Res
 pub(crate) async fn a_limit_ends_the_page_and_says_so(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
     let read = RangeRead::new(f.all()).limit(2);
-    let page = f.db.begin().get_range(&read, Snapshot).await?;
+    let page = f.store.begin().get_range(&read, Snapshot).await?;
     assert!(page.more);
     assert_eq!(page.rows.len(), 2);
     assert_eq!(f.suffix(&page.rows[1].0), "b");
@@ -59,7 +59,7 @@ pub(crate) async fn a_limit_ends_the_page_and_says_so(f: &Fixture) -> Result<()>
 pub(crate) async fn a_reverse_limit_takes_the_last_rows(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
     let read = RangeRead::new(f.all()).limit(2).reverse();
-    let page = f.db.begin().get_range(&read, Snapshot).await?;
+    let page = f.store.begin().get_range(&read, Snapshot).await?;
     assert!(page.more);
     assert_eq!(f.suffix(&page.rows[0].0), "e");
     assert_eq!(f.suffix(&page.rows[1].0), "d");
@@ -68,7 +68,7 @@ pub(crate) async fn a_reverse_limit_takes_the_last_rows(f: &Fixture) -> Result<(
 
 pub(crate) async fn a_page_below_its_limit_is_the_last(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
-    let page = f.db.begin().get_range(&RangeRead::new(f.all()).limit(6), Snapshot).await?;
+    let page = f.store.begin().get_range(&RangeRead::new(f.all()).limit(6), Snapshot).await?;
     assert_eq!((page.rows.len(), page.more), (5, false));
     Ok(())
 }
@@ -76,7 +76,7 @@ pub(crate) async fn a_page_below_its_limit_is_the_last(f: &Fixture) -> Result<()
 /// If a page is exactly full, it may or may not say that there is more; either way the pages have every row once.
 pub(crate) async fn an_exactly_full_page_loses_and_repeats_nothing(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let mut pages = tx.pages(RangeRead::new(f.all()).limit(5), Snapshot);
     assert_eq!(pages.next().await?.map(|rows| rows.len()), Some(5));
     assert_eq!(pages.next().await?, None);
@@ -85,7 +85,7 @@ pub(crate) async fn an_exactly_full_page_loses_and_repeats_nothing(f: &Fixture) 
 
 pub(crate) async fn an_empty_range_has_no_rows(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     for range in [f.range("b", "b"), f.range("b\0", "c"), f.range("x", "z")] {
         let page = tx.get_range(&RangeRead::new(range), Serializable).await?;
         assert!(page.rows.is_empty() && !page.more);
@@ -95,7 +95,7 @@ pub(crate) async fn an_empty_range_has_no_rows(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn an_inverted_range_reads_as_empty(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let read = RangeRead::new(f.range("d", "b"));
     assert!(f.suffixes_in(&tx, read.clone()).await?.is_empty());
     assert!(f.suffixes_in(&tx, read.reverse()).await?.is_empty());
@@ -105,13 +105,13 @@ pub(crate) async fn an_inverted_range_reads_as_empty(f: &Fixture) -> Result<()> 
 pub(crate) async fn a_prefix_range_holds_just_its_keys(f: &Fixture) -> Result<()> {
     f.fill(&["o", "p", "p\0", "pz", "q"]).await?;
     let read = RangeRead::new(KeyRange::prefix(f.key("p")));
-    assert_eq!(f.suffixes_in(&f.db.begin(), read).await?, ["p", "p\0", "pz"]);
+    assert_eq!(f.suffixes_in(&f.store.begin(), read).await?, ["p", "p\0", "pz"]);
     Ok(())
 }
 
 /// Sets 20 rows of about 1,000 bytes each.
 async fn fill_wide(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     for n in 0..20 {
         tx.set(&f.key(format!("{n:02}")), &[n; 1_000]);
     }
@@ -121,7 +121,7 @@ async fn fill_wide(f: &Fixture) -> Result<()> {
 pub(crate) async fn target_bytes_end_a_page(f: &Fixture) -> Result<()> {
     fill_wide(f).await?;
     let read = RangeRead::new(f.all()).target_bytes(5_000);
-    let page = f.db.begin().get_range(&read, Snapshot).await?;
+    let page = f.store.begin().get_range(&read, Snapshot).await?;
     assert!(page.more);
     assert!((2..15).contains(&page.rows.len()), "{} rows", page.rows.len());
     Ok(())
@@ -130,14 +130,14 @@ pub(crate) async fn target_bytes_end_a_page(f: &Fixture) -> Result<()> {
 pub(crate) async fn a_page_has_a_row_even_if_it_is_over_the_target(f: &Fixture) -> Result<()> {
     fill_wide(f).await?;
     let read = RangeRead::new(f.all()).target_bytes(1);
-    let page = f.db.begin().get_range(&read, Snapshot).await?;
+    let page = f.store.begin().get_range(&read, Snapshot).await?;
     assert!(page.more && !page.rows.is_empty());
     Ok(())
 }
 
 pub(crate) async fn pages_of_target_bytes_have_every_row_once(f: &Fixture) -> Result<()> {
     fill_wide(f).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let mut pages = tx.pages(RangeRead::new(f.all()).target_bytes(3_000), Snapshot);
     let mut seen = Vec::new();
     while let Some(rows) = pages.next().await? {
@@ -150,7 +150,7 @@ pub(crate) async fn pages_of_target_bytes_have_every_row_once(f: &Fixture) -> Re
 
 pub(crate) async fn pages_go_through_a_range(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     for (reverse, expected) in [(false, "abcde"), (true, "edcba")] {
         let mut read = RangeRead::new(f.all()).limit(2);
         read.reverse = reverse;
@@ -166,7 +166,7 @@ pub(crate) async fn pages_go_through_a_range(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn pages_of_nothing_end_at_once(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let mut pages = tx.pages(RangeRead::new(f.all()), Serializable);
     assert_eq!(pages.next().await?, None);
     assert_eq!(pages.next().await?, None);
@@ -175,7 +175,7 @@ pub(crate) async fn pages_of_nothing_end_at_once(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn pages_read_at_one_version(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let mut pages = tx.pages(RangeRead::new(f.all()).limit(2), Snapshot);
     let first = pages.next().await?.expect("there are rows");
     assert_eq!(first.len(), 2);
@@ -192,7 +192,7 @@ pub(crate) async fn pages_read_at_one_version(f: &Fixture) -> Result<()> {
 pub(crate) async fn a_range_keeps_reading_its_version(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
     let tx = f.started().await?;
-    let clearing = f.db.begin();
+    let clearing = f.store.begin();
     clearing.clear_range(&f.range("b", "d"));
     clearing.set(&f.key("f"), b"f");
     clearing.commit().await?;
@@ -212,10 +212,10 @@ pub(crate) async fn a_read_of_nothing_fails_as_any_other(f: &Fixture) -> Result<
         let tx = f.started().await?;
         tx.set_read_version(version);
         fails(tx.get_range(&read, Snapshot).await, &StoreError::READ_VERSION_ALREADY_SET);
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         tx.set(b"\xffk", b"v");
         fails(tx.get_range(&read, Snapshot).await, &StoreError::KEY_OUTSIDE_LEGAL_RANGE);
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         assert_eq!(tx.get_range(&read, Serializable).await?, Page::default());
         tx.set(&f.key("out"), b"v");
         f.put("a", "w").await?;
@@ -229,9 +229,9 @@ pub(crate) async fn a_target_of_no_bytes_gives_one_row_a_page(f: &Fixture) -> Re
     f.fill(&FIVE).await?;
     for reverse in [false, true] {
         let read = RangeRead { reverse, ..RangeRead::new(f.all()).target_bytes(0) };
-        let page = f.db.begin().get_range(&read, Snapshot).await?;
+        let page = f.store.begin().get_range(&read, Snapshot).await?;
         assert_eq!((page.rows.len(), page.more), (1, true));
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         let mut pages = tx.pages(read, Snapshot);
         let mut rows = 0;
         while let Some(page) = pages.next().await? {

@@ -32,7 +32,7 @@ async fn rows(f: &Fixture, tx: &Transaction, read: &RangeRead, isolation: Isolat
 /// Rows a, c, e, g are stored; a transaction that has set b and e, cleared c, and added to g.
 async fn mixed(f: &Fixture) -> Result<Transaction> {
     f.fill(&["a", "c", "e", "g"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("b"), b"new");
     tx.set(&f.key("e"), b"new");
     tx.clear(&f.key("c"));
@@ -42,7 +42,7 @@ async fn mixed(f: &Fixture) -> Result<Transaction> {
 
 pub(crate) async fn a_set_is_read(f: &Fixture) -> Result<()> {
     f.put("k", "stored").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("k"), b"own");
     tx.set(&f.key("l"), b"own");
     assert_eq!(own(f, &tx, "k").await?, Some(b"own".to_vec()));
@@ -52,7 +52,7 @@ pub(crate) async fn a_set_is_read(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_write_after_a_read_is_read(f: &Fixture) -> Result<()> {
     f.put("k", "stored").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     assert_eq!(own(f, &tx, "k").await?, Some(b"stored".to_vec()));
     tx.set(&f.key("k"), b"own");
     assert_eq!(own(f, &tx, "k").await?, Some(b"own".to_vec()));
@@ -63,7 +63,7 @@ pub(crate) async fn a_write_after_a_read_is_read(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn cleared_keys_read_as_missing(f: &Fixture) -> Result<()> {
     f.fill(&["k", "l", "m"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear(&f.key("k"));
     tx.clear_range(&f.range("l", "m"));
     assert_eq!(own(f, &tx, "k").await?, None);
@@ -74,7 +74,7 @@ pub(crate) async fn cleared_keys_read_as_missing(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn an_operation_on_an_unread_key_is_read_over_what_is_stored(f: &Fixture) -> Result<()> {
     f.put("k", [5]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.atomic(AtomicOp::Add, &f.key("k"), &[2]);
     tx.atomic(AtomicOp::Add, &f.key("l"), &[2]);
     assert_eq!(own(f, &tx, "k").await?, Some(vec![7]));
@@ -86,7 +86,7 @@ pub(crate) async fn an_operation_on_an_unread_key_is_read_over_what_is_stored(f:
 
 pub(crate) async fn the_drain_pair_is_read(f: &Fixture) -> Result<()> {
     f.put("k", [5]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.atomic(AtomicOp::Add, &f.key("k"), &5_u8.wrapping_neg().to_le_bytes());
     assert_eq!(own(f, &tx, "k").await?, Some(vec![0]));
     tx.atomic(AtomicOp::CompareAndClear, &f.key("k"), &[0]);
@@ -100,7 +100,7 @@ pub(crate) async fn the_drain_pair_is_read(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_set_hides_earlier_operations(f: &Fixture) -> Result<()> {
     f.put("k", [5]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
     tx.set(&f.key("k"), &[9]);
     assert_eq!(own(f, &tx, "k").await?, Some(vec![9]));
@@ -160,7 +160,7 @@ pub(crate) async fn a_range_sees_just_its_part_of_own_writes(f: &Fixture) -> Res
 
 pub(crate) async fn a_cleared_range_hides_rows_but_for_later_sets(f: &Fixture) -> Result<()> {
     f.fill(&["a", "b", "c", "d", "e", "f"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("bb"), b"gone");
     tx.clear_range(&f.range("b", "f"));
     tx.set(&f.key("d"), b"new");
@@ -176,7 +176,7 @@ pub(crate) async fn a_cleared_range_hides_rows_but_for_later_sets(f: &Fixture) -
 
 pub(crate) async fn operations_in_a_range_are_read_over_stored_rows(f: &Fixture) -> Result<()> {
     f.fill(&["a", "b", "c"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.atomic(AtomicOp::ByteMax, &f.key("a"), b"z");
     tx.atomic(AtomicOp::CompareAndClear, &f.key("b"), b"b");
     tx.atomic(AtomicOp::CompareAndClear, &f.key("c"), b"other");
@@ -185,13 +185,13 @@ pub(crate) async fn operations_in_a_range_are_read_over_stored_rows(f: &Fixture)
     let read = RangeRead::new(f.all());
     assert_eq!(rows(f, &tx, &read, Snapshot).await?, "a=z c=c e=new");
     tx.commit().await?;
-    assert_eq!(rows(f, &f.db.begin(), &read, Snapshot).await?, "a=z c=c e=new");
+    assert_eq!(rows(f, &f.store.begin(), &read, Snapshot).await?, "a=z c=c e=new");
     Ok(())
 }
 
 pub(crate) async fn a_limited_read_goes_past_what_operations_remove(f: &Fixture) -> Result<()> {
     f.fill(&["a", "b", "c"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.atomic(AtomicOp::CompareAndClear, &f.key("a"), b"a");
     tx.clear(&f.key("b"));
     let read = RangeRead::new(f.all()).limit(1);
@@ -200,7 +200,7 @@ pub(crate) async fn a_limited_read_goes_past_what_operations_remove(f: &Fixture)
 }
 
 pub(crate) async fn own_rows_alone_make_a_range(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("b"), b"2");
     tx.set(&f.key("a"), b"1");
     let read = RangeRead::new(f.all());

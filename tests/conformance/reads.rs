@@ -11,7 +11,7 @@ use crate::{
 };
 
 pub(crate) async fn a_missing_key_reads_as_none(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     assert_eq!(tx.get(&f.key("k"), Serializable).await?, None);
     assert_eq!(tx.get(&f.key("k"), Snapshot).await?, None);
     Ok(())
@@ -19,7 +19,7 @@ pub(crate) async fn a_missing_key_reads_as_none(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_committed_value_is_read_by_later_transactions(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     assert_eq!(tx.get(&f.key("k"), Serializable).await?.as_deref(), Some(&b"v"[..]));
     assert_eq!(tx.get(&f.key("k"), Snapshot).await?.as_deref(), Some(&b"v"[..]));
     Ok(())
@@ -72,7 +72,7 @@ pub(crate) async fn a_removed_key_is_still_read_at_an_older_version(f: &Fixture)
 }
 
 pub(crate) async fn an_uncommitted_write_is_invisible_to_others(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("k"), b"v");
     assert_eq!(tx.get(&f.key("k"), Snapshot).await?.as_deref(), Some(&b"v"[..]));
     assert_eq!(f.value("k").await?, None);
@@ -103,7 +103,7 @@ pub(crate) async fn a_failed_commit_leaves_nothing(f: &Fixture) -> Result<()> {
 pub(crate) async fn a_commit_is_seen_whole(f: &Fixture) -> Result<()> {
     f.fill(&["a", "b", "c"]).await?;
     let before = f.started().await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("a"), b"new");
     tx.clear(&f.key("b"));
     tx.set(&f.key("d"), b"new");
@@ -120,14 +120,14 @@ pub(crate) async fn a_commit_is_seen_whole(f: &Fixture) -> Result<()> {
 pub(crate) async fn a_future_can_be_moved_between_wakers(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
     for n in 0..1_000 {
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         let polls = fastrand::u32(..2_000);
         let value = soon(moved(tx.get(&f.key("k"), Snapshot), polls)).await?;
         assert_eq!(value.as_deref(), Some(&b"v"[..]));
         if n % 10 == 0 {
             tx.set(&f.key("l"), b"v");
             soon(moved(tx.commit(), polls)).await?;
-            let tx = f.db.begin();
+            let tx = f.store.begin();
             let watch = tx.watch(&f.key("m")).await?;
             tx.commit().await?;
             f.put("m", n.to_string()).await?;

@@ -9,18 +9,18 @@ use futures_util::FutureExt;
 use notibus::{
     Error, Result,
     store::{
-        AtomicOp, Database,
+        AtomicOp,
         Isolation::{Serializable, Snapshot},
-        RetryPolicy, StoreError, Transaction,
+        RetryPolicy, Store, StoreError, Transaction,
     },
 };
 
 use crate::fixture::{Fixture, fails, own_error, soon};
 
 /// Reads and writes "k" while another transaction changes it first.
-async fn always_conflicting(f: &Fixture, db: &Database, policy: &RetryPolicy) -> (Result<()>, u32) {
+async fn always_conflicting(f: &Fixture, store: &Store, policy: &RetryPolicy) -> (Result<()>, u32) {
     let runs = Cell::new(0);
-    let result = db
+    let result = store
         .run_with(policy, async |tx| {
             runs.set(runs.get() + 1);
             tx.get(&f.key("k"), Serializable).await?;
@@ -33,8 +33,9 @@ async fn always_conflicting(f: &Fixture, db: &Database, policy: &RetryPolicy) ->
 }
 
 pub(crate) async fn a_body_is_committed_and_its_value_returned(f: &Fixture) -> Result<()> {
-    let answer =
-        f.db.run(async |tx| {
+    let answer = f
+        .store
+        .run(async |tx| {
             tx.set(&f.key("k"), b"v");
             Ok(42)
         })
@@ -47,17 +48,18 @@ pub(crate) async fn a_body_is_committed_and_its_value_returned(f: &Fixture) -> R
 pub(crate) async fn a_conflict_is_tried_again_on_the_new_state(f: &Fixture) -> Result<()> {
     f.put("k", "old").await?;
     let seen = RefCell::new(Vec::new());
-    f.db.run(async |tx| {
-        let value = tx.get(&f.key("k"), Serializable).await?.expect("it is set");
-        let first = seen.borrow().is_empty();
-        seen.borrow_mut().push(value);
-        if first {
-            f.put("k", "new").await?;
-        }
-        tx.set(&f.key("out"), b"v");
-        Ok(())
-    })
-    .await?;
+    f.store
+        .run(async |tx| {
+            let value = tx.get(&f.key("k"), Serializable).await?.expect("it is set");
+            let first = seen.borrow().is_empty();
+            seen.borrow_mut().push(value);
+            if first {
+                f.put("k", "new").await?;
+            }
+            tx.set(&f.key("out"), b"v");
+            Ok(())
+        })
+        .await?;
     assert_eq!(*seen.borrow(), [&b"old"[..], b"new"]);
     assert!(f.value("out").await?.is_some());
     Ok(())
@@ -65,22 +67,23 @@ pub(crate) async fn a_conflict_is_tried_again_on_the_new_state(f: &Fixture) -> R
 
 pub(crate) async fn writes_of_failed_attempts_are_forgotten(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0_u8);
-    f.db.run(async |tx| {
-        runs.set(runs.get() + 1);
-        tx.set(&f.key([b'a' + runs.get()]), b"v");
-        if runs.get() < 4 {
-            return Err(StoreError::NOT_COMMITTED.into());
-        }
-        Ok(())
-    })
-    .await?;
+    f.store
+        .run(async |tx| {
+            runs.set(runs.get() + 1);
+            tx.set(&f.key([b'a' + runs.get()]), b"v");
+            if runs.get() < 4 {
+                return Err(StoreError::NOT_COMMITTED.into());
+            }
+            Ok(())
+        })
+        .await?;
     assert_eq!(f.suffixes().await?, ["e"]);
     Ok(())
 }
 
 pub(crate) async fn the_limit_of_attempts_ends_it(f: &Fixture) -> Result<()> {
     let policy = RetryPolicy::default().attempts_max(Some(3));
-    let (result, runs) = always_conflicting(f, &f.db, &policy).await;
+    let (result, runs) = always_conflicting(f, &f.store, &policy).await;
     match result {
         Err(Error::RetriesExhausted { attempts: 3, last }) => {
             assert_eq!(last.code(), StoreError::NOT_COMMITTED.code());
@@ -94,14 +97,14 @@ pub(crate) async fn the_limit_of_attempts_ends_it(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn the_limit_of_time_ends_it(f: &Fixture) -> Result<()> {
     let policy = RetryPolicy::default().elapsed_max(Some(Duration::from_millis(50)));
-    let (result, runs) = soon(always_conflicting(f, &f.db, &policy)).await;
+    let (result, runs) = soon(always_conflicting(f, &f.store, &policy)).await;
     assert!(matches!(result, Err(Error::RetriesExhausted { attempts, .. }) if attempts == runs));
     Ok(())
 }
 
 pub(crate) async fn a_policy_of_one_attempt_tries_once(f: &Fixture) -> Result<()> {
     let policy = RetryPolicy::default().attempts_max(Some(1)).elapsed_max(None);
-    let (result, runs) = always_conflicting(f, &f.db, &policy).await;
+    let (result, runs) = always_conflicting(f, &f.store, &policy).await;
     assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 1, .. })));
     assert_eq!(runs, 1);
     Ok(())
@@ -109,8 +112,9 @@ pub(crate) async fn a_policy_of_one_attempt_tries_once(f: &Fixture) -> Result<()
 
 pub(crate) async fn an_error_of_the_body_is_returned_at_once(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
-    let result: Result<()> =
-        f.db.run(async |tx| {
+    let result: Result<()> = f
+        .store
+        .run(async |tx| {
             runs.set(runs.get() + 1);
             tx.set(&f.key("k"), b"v");
             Err(own_error())
@@ -124,8 +128,9 @@ pub(crate) async fn an_error_of_the_body_is_returned_at_once(f: &Fixture) -> Res
 
 pub(crate) async fn a_final_error_of_the_commit_is_returned_at_once(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
-    let result =
-        f.db.run(async |tx| {
+    let result = f
+        .store
+        .run(async |tx| {
             runs.set(runs.get() + 1);
             tx.set(&vec![b'k'; Transaction::KEY_LEN_MAX + 1], b"v");
             Ok(())
@@ -138,16 +143,17 @@ pub(crate) async fn a_final_error_of_the_commit_is_returned_at_once(f: &Fixture)
 
 pub(crate) async fn a_retryable_error_of_the_body_is_tried_again(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
-    f.db.run(async |tx| {
-        runs.set(runs.get() + 1);
-        tx.add_write_conflict(&f.range("a", "b"));
-        match runs.get() {
-            1 => Err(StoreError::TRANSACTION_TOO_OLD.into()),
-            2 => Err(StoreError::NOT_COMMITTED.into()),
-            _ => Ok(()),
-        }
-    })
-    .await?;
+    f.store
+        .run(async |tx| {
+            runs.set(runs.get() + 1);
+            tx.add_write_conflict(&f.range("a", "b"));
+            match runs.get() {
+                1 => Err(StoreError::TRANSACTION_TOO_OLD.into()),
+                2 => Err(StoreError::NOT_COMMITTED.into()),
+                _ => Ok(()),
+            }
+        })
+        .await?;
     assert_eq!(runs.get(), 3);
     Ok(())
 }
@@ -155,8 +161,9 @@ pub(crate) async fn a_retryable_error_of_the_body_is_tried_again(f: &Fixture) ->
 pub(crate) async fn a_read_only_body_is_run_once(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
     let runs = Cell::new(0);
-    let value =
-        f.db.run(async |tx| {
+    let value = f
+        .store
+        .run(async |tx| {
             runs.set(runs.get() + 1);
             let value = tx.get(&f.key("k"), Serializable).await?;
             f.put("k", "w").await?;
@@ -170,7 +177,7 @@ pub(crate) async fn a_read_only_body_is_run_once(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn concurrent_increments_are_not_lost(f: &Fixture) -> Result<()> {
     let increments = (0..10).map(|_| {
-        f.db.run(async |tx| {
+        f.store.run(async |tx| {
             let value = tx.get(&f.key("k"), Serializable).await?;
             tokio::task::yield_now().await;
             let count = value.map_or(0, |value| value[0]);
@@ -187,8 +194,9 @@ pub(crate) async fn concurrent_increments_are_not_lost(f: &Fixture) -> Result<()
 
 pub(crate) async fn a_body_reads_its_own_writes(f: &Fixture) -> Result<()> {
     f.put("k", [1]).await?;
-    let value =
-        f.db.run(async |tx| {
+    let value = f
+        .store
+        .run(async |tx| {
             tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
             tx.get(&f.key("k"), Snapshot).await
         })
@@ -199,8 +207,9 @@ pub(crate) async fn a_body_reads_its_own_writes(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_cancelled_body_is_not_tried_again(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
-    let result: Result<()> =
-        f.db.run(async |tx| {
+    let result: Result<()> = f
+        .store
+        .run(async |tx| {
             runs.set(runs.get() + 1);
             tx.cancel();
             Err(StoreError::NOT_COMMITTED.into())
@@ -214,26 +223,27 @@ pub(crate) async fn a_cancelled_body_is_not_tried_again(f: &Fixture) -> Result<(
 /// A body may commit by itself, drop its commit, or fail with another error than the commit did.
 pub(crate) async fn a_body_that_commits_by_itself_is_tried_again(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0_u8);
-    f.db.run(async |tx| {
-        runs.set(runs.get() + 1);
-        tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
-        match runs.get() {
-            1 => drop(tx.commit().await?),
-            // Begun, and dropped.
-            2 => drop(tx.commit().now_or_never()),
-            3 => {
-                tx.get(&f.key("k"), Serializable).await?;
-                f.put("k", "other").await?;
-                fails(tx.commit().await, &StoreError::NOT_COMMITTED);
+    f.store
+        .run(async |tx| {
+            runs.set(runs.get() + 1);
+            tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
+            match runs.get() {
+                1 => drop(tx.commit().await?),
+                // Begun, and dropped.
+                2 => drop(tx.commit().now_or_never()),
+                3 => {
+                    tx.get(&f.key("k"), Serializable).await?;
+                    f.put("k", "other").await?;
+                    fails(tx.commit().await, &StoreError::NOT_COMMITTED);
+                }
+                _ => {
+                    tx.set(&f.key("last"), b"v");
+                    return Ok(());
+                }
             }
-            _ => {
-                tx.set(&f.key("last"), b"v");
-                return Ok(());
-            }
-        }
-        Err(StoreError::TRANSACTION_TOO_OLD.into())
-    })
-    .await?;
+            Err(StoreError::TRANSACTION_TOO_OLD.into())
+        })
+        .await?;
     assert_eq!(runs.get(), 4);
     assert!(f.value("last").await?.is_some());
     Ok(())
@@ -256,7 +266,7 @@ pub(crate) async fn whatever_the_store_calls_retryable_is_tried_again(f: &Fixtur
         StoreError::PROXY_TAG_THROTTLED,
     ] {
         let runs = Cell::new(0);
-        soon(f.db.run(async |_| {
+        soon(f.store.run(async |_| {
             runs.set(runs.get() + 1);
             if runs.get() == 1 { Err(error.clone().into()) } else { Ok(()) }
         }))

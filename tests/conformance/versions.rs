@@ -13,7 +13,7 @@ use crate::fixture::{Fixture, conflicts, fails};
 pub(crate) async fn read_versions_never_go_back(f: &Fixture) -> Result<()> {
     let mut last = 0;
     for n in 0..10_u8 {
-        let version = f.db.begin().read_version().await?;
+        let version = f.store.begin().read_version().await?;
         assert!(version >= last);
         last = version;
         if n % 2 == 0 {
@@ -24,15 +24,15 @@ pub(crate) async fn read_versions_never_go_back(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn a_commit_raises_the_read_version(f: &Fixture) -> Result<()> {
-    let before = f.db.begin().read_version().await?;
+    let before = f.store.begin().read_version().await?;
     let committed = f.put("k", "v").await?.versionstamp.version();
-    let after = f.db.begin().read_version().await?;
+    let after = f.store.begin().read_version().await?;
     assert!(before < committed && committed <= after);
     Ok(())
 }
 
 pub(crate) async fn a_transaction_has_one_read_version(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let version = tx.read_version().await?;
     f.put("k", "v").await?;
     tx.get(&f.key("k"), Snapshot).await?;
@@ -42,11 +42,11 @@ pub(crate) async fn a_transaction_has_one_read_version(f: &Fixture) -> Result<()
 
 pub(crate) async fn an_older_version_shows_the_state_of_then(f: &Fixture) -> Result<()> {
     f.fill(&["a", "b"]).await?;
-    let version = f.db.begin().read_version().await?;
+    let version = f.store.begin().read_version().await?;
     f.put("a", "new").await?;
     f.remove("b").await?;
     f.put("c", "new").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_read_version(version);
     assert_eq!(tx.read_version().await?, version);
     assert_eq!(tx.get(&f.key("a"), Serializable).await?.as_deref(), Some(&b"a"[..]));
@@ -60,7 +60,7 @@ pub(crate) async fn every_version_in_between_can_be_read(f: &Fixture) -> Result<
         versions.push((n, f.put("k", [n]).await?.versionstamp.version()));
     }
     for (n, version) in versions.into_iter().rev() {
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         tx.set_read_version(version);
         assert_eq!(tx.get(&f.key("k"), Snapshot).await?.as_deref(), Some(&[n][..]));
     }
@@ -70,7 +70,7 @@ pub(crate) async fn every_version_in_between_can_be_read(f: &Fixture) -> Result<
 pub(crate) async fn a_version_before_a_commit_does_not_show_it(f: &Fixture) -> Result<()> {
     f.put("k", "old").await?;
     let version = f.put("k", "new").await?.versionstamp.version();
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_read_version(version - 1);
     assert_eq!(tx.get(&f.key("k"), Snapshot).await?.as_deref(), Some(&b"old"[..]));
     Ok(())
@@ -78,8 +78,8 @@ pub(crate) async fn a_version_before_a_commit_does_not_show_it(f: &Fixture) -> R
 
 pub(crate) async fn a_version_before_a_commit_shows_nothing_of_its_steps(f: &Fixture) -> Result<()> {
     f.fill(&["a", "b", "c"]).await?;
-    let version = f.db.begin().read_version().await?;
-    let tx = f.db.begin();
+    let version = f.store.begin().read_version().await?;
+    let tx = f.store.begin();
     tx.set(&f.key("a"), b"1");
     tx.set(&f.key("a"), b"2");
     tx.clear(&f.key("b"));
@@ -87,7 +87,7 @@ pub(crate) async fn a_version_before_a_commit_shows_nothing_of_its_steps(f: &Fix
     tx.clear_range(&f.all());
     tx.set(&f.key("c"), b"1");
     tx.commit().await?;
-    let old = f.db.begin();
+    let old = f.store.begin();
     old.set_read_version(version);
     for suffix in ["a", "b", "c"] {
         let value = old.get(&f.key(suffix), Snapshot).await?;
@@ -98,14 +98,14 @@ pub(crate) async fn a_version_before_a_commit_shows_nothing_of_its_steps(f: &Fix
 
 pub(crate) async fn writes_since_an_older_version_conflict(f: &Fixture) -> Result<()> {
     f.put("k", "old").await?;
-    let version = f.db.begin().read_version().await?;
+    let version = f.store.begin().read_version().await?;
     f.put("k", "new").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_read_version(version);
     tx.get(&f.key("k"), Serializable).await?;
     tx.set(&f.key("l"), b"v");
     conflicts(&tx).await;
-    let other = f.db.begin();
+    let other = f.store.begin();
     other.set_read_version(version);
     other.get(&f.key("m"), Serializable).await?;
     other.set(&f.key("l"), b"v");
@@ -114,9 +114,9 @@ pub(crate) async fn writes_since_an_older_version_conflict(f: &Fixture) -> Resul
 
 pub(crate) async fn own_writes_lie_over_an_older_version(f: &Fixture) -> Result<()> {
     f.put("k", [1]).await?;
-    let version = f.db.begin().read_version().await?;
+    let version = f.store.begin().read_version().await?;
     f.put("k", [100]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_read_version(version);
     tx.atomic(notibus::store::AtomicOp::Add, &f.key("k"), &[1]);
     assert_eq!(tx.get(&f.key("k"), Snapshot).await?.as_deref(), Some(&[2][..]));
@@ -126,8 +126,8 @@ pub(crate) async fn own_writes_lie_over_an_older_version(f: &Fixture) -> Result<
 }
 
 pub(crate) async fn a_version_to_come_cannot_be_read(f: &Fixture) -> Result<()> {
-    let version = f.db.begin().read_version().await?;
-    let tx = f.db.begin();
+    let version = f.store.begin().read_version().await?;
+    let tx = f.store.begin();
     tx.set_read_version(version + 1_000_000_000_000);
     fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::FUTURE_VERSION);
     Ok(())
@@ -135,7 +135,7 @@ pub(crate) async fn a_version_to_come_cannot_be_read(f: &Fixture) -> Result<()> 
 
 pub(crate) async fn an_old_transaction_cannot_read(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     assert!(tx.get(&f.key("k"), Snapshot).await?.is_some());
     f.put("k", "w").await?;
     f.outlive().await;
@@ -149,7 +149,7 @@ pub(crate) async fn an_old_transaction_cannot_read(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn an_old_transaction_cannot_commit_what_it_has_read(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.get(&f.key("k"), Serializable).await?;
     tx.set(&f.key("l"), b"v");
     f.put("m", "v").await?;
@@ -174,7 +174,7 @@ pub(crate) async fn an_old_transaction_cannot_write_blindly(f: &Fixture) -> Resu
 }
 
 pub(crate) async fn a_transaction_that_has_read_nothing_does_not_age(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("k"), b"v");
     f.outlive().await;
     tx.commit().await?;
@@ -184,11 +184,11 @@ pub(crate) async fn a_transaction_that_has_read_nothing_does_not_age(f: &Fixture
 
 pub(crate) async fn an_old_version_cannot_be_read(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
-    let version = f.db.begin().read_version().await?;
+    let version = f.store.begin().read_version().await?;
     f.put("k", "w").await?;
     f.outlive().await;
     f.put("k", "x").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_read_version(version);
     fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::TRANSACTION_TOO_OLD);
     Ok(())
@@ -198,7 +198,7 @@ pub(crate) async fn an_old_version_cannot_be_written_at(f: &Fixture) -> Result<(
     let version = f.put("k", "v").await?.versionstamp.version();
     f.outlive().await;
     f.put("k", "w").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_read_version(version - 1);
     tx.set(&f.key("l"), b"v");
     fails(tx.commit().await, &StoreError::TRANSACTION_TOO_OLD);
@@ -207,7 +207,7 @@ pub(crate) async fn an_old_version_cannot_be_written_at(f: &Fixture) -> Result<(
 }
 
 pub(crate) async fn an_old_read_only_transaction_still_commits(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.get(&f.key("k"), Serializable).await?;
     f.outlive().await;
     f.put("k", "v").await?;
@@ -218,7 +218,7 @@ pub(crate) async fn an_old_read_only_transaction_still_commits(f: &Fixture) -> R
 pub(crate) async fn a_version_is_set_only_once_and_before_the_first_read(f: &Fixture) -> Result<()> {
     let expected = &StoreError::READ_VERSION_ALREADY_SET;
     let version = f.put("k", "v").await?.versionstamp.version();
-    let twice = f.db.begin();
+    let twice = f.store.begin();
     twice.set_read_version(version);
     twice.set_read_version(version);
     fails(twice.get(&f.key("k"), Snapshot).await, expected);
@@ -234,8 +234,8 @@ pub(crate) async fn a_version_is_set_only_once_and_before_the_first_read(f: &Fix
 }
 
 pub(crate) async fn version_zero_does_not_exist(f: &Fixture) -> Result<()> {
-    assert!(f.db.begin().read_version().await? > 0);
-    let tx = f.db.begin();
+    assert!(f.store.begin().read_version().await? > 0);
+    let tx = f.store.begin();
     tx.set_read_version(0);
     fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::VERSION_INVALID);
     Ok(())
@@ -243,9 +243,9 @@ pub(crate) async fn version_zero_does_not_exist(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_version_can_be_set_after_writes_and_declared_reads(f: &Fixture) -> Result<()> {
     f.put("k", "old").await?;
-    let version = f.db.begin().read_version().await?;
+    let version = f.store.begin().read_version().await?;
     f.put("k", "new").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("out"), b"v");
     tx.add_read_conflict(&f.range("k", "l"));
     tx.set_read_version(version);
@@ -257,7 +257,7 @@ pub(crate) async fn a_version_can_be_set_after_writes_and_declared_reads(f: &Fix
 pub(crate) async fn declared_reads_alone_are_compared_with_the_state_of_the_commit(
     f: &Fixture,
 ) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.add_read_conflict(&f.range("k", "l"));
     tx.set(&f.key("out"), b"v");
     f.put("k", "new").await?;
@@ -268,16 +268,16 @@ pub(crate) async fn declared_reads_alone_are_compared_with_the_state_of_the_comm
 /// by themselves.
 pub(crate) async fn a_version_gets_old_also_if_nothing_is_written(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
-    let version = f.db.begin().read_version().await?;
+    let version = f.store.begin().read_version().await?;
     f.outlive().await;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set_read_version(version);
     tx.set(&f.key("l"), b"v");
     fails(tx.commit().await, &StoreError::TRANSACTION_TOO_OLD);
     assert_eq!(f.value("l").await?, None);
     // A new read version is not old.
-    let version = f.db.begin().read_version().await?;
-    let tx = f.db.begin();
+    let version = f.store.begin().read_version().await?;
+    let tx = f.store.begin();
     tx.set_read_version(version);
     assert!(tx.get(&f.key("k"), Serializable).await?.is_some());
     tx.set(&f.key("l"), b"v");

@@ -37,10 +37,10 @@ async fn stamp(tx: &Transaction) -> Result<Versionstamp> {
 }
 
 pub(crate) async fn a_key_carries_the_stamp_of_its_commit(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     append(f, &tx, "k", b"v");
     let stamp = stamp(&tx).await?;
-    let page = f.db.begin().get_range(&RangeRead::new(f.all()), Snapshot).await?;
+    let page = f.store.begin().get_range(&RangeRead::new(f.all()), Snapshot).await?;
     assert_eq!(page.rows.len(), 1);
     assert_eq!(&page.rows[0].0[..], [&f.key("k")[..], &stamp.0].concat());
     assert_eq!(&page.rows[0].1[..], b"v");
@@ -48,7 +48,7 @@ pub(crate) async fn a_key_carries_the_stamp_of_its_commit(f: &Fixture) -> Result
 }
 
 pub(crate) async fn a_value_carries_the_stamp_of_its_commit(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     stamp_value(f, &tx, "k");
     let stamp = stamp(&tx).await?;
     assert_eq!(f.value("k").await?.as_deref(), Some(&stamp.0[..]));
@@ -56,7 +56,7 @@ pub(crate) async fn a_value_carries_the_stamp_of_its_commit(f: &Fixture) -> Resu
 }
 
 pub(crate) async fn a_stamp_lies_at_its_place(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let key = operand(&f.key("a"), b"z");
     tx.atomic(AtomicOp::SetVersionstampedKey, &key, b"");
     let value = operand(b"before", b"after");
@@ -70,7 +70,7 @@ pub(crate) async fn a_stamp_lies_at_its_place(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn a_transaction_has_one_stamp(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     append(f, &tx, "a", b"");
     append(f, &tx, "b", b"");
     stamp_value(f, &tx, "c");
@@ -87,7 +87,7 @@ pub(crate) async fn a_transaction_has_one_stamp(f: &Fixture) -> Result<()> {
 pub(crate) async fn stamps_grow_from_commit_to_commit(f: &Fixture) -> Result<()> {
     let mut last = f.put("k", "v").await?.versionstamp;
     for _ in 0..20 {
-        let tx = f.db.begin();
+        let tx = f.store.begin();
         append(f, &tx, "k", b"");
         let stamp = stamp(&tx).await?;
         assert!(stamp > last, "{stamp:?} after {last:?}");
@@ -97,7 +97,7 @@ pub(crate) async fn stamps_grow_from_commit_to_commit(f: &Fixture) -> Result<()>
 }
 
 pub(crate) async fn concurrent_commits_have_stamps_of_their_own(f: &Fixture) -> Result<()> {
-    let open: Vec<_> = (0..30).map(|_| f.db.begin()).collect();
+    let open: Vec<_> = (0..30).map(|_| f.store.begin()).collect();
     for tx in &open {
         append(f, tx, "k", b"");
     }
@@ -107,7 +107,7 @@ pub(crate) async fn concurrent_commits_have_stamps_of_their_own(f: &Fixture) -> 
         stamps.push([&f.key("k")[..], &result?.0].concat());
     }
     stamps.sort();
-    let page = f.db.begin().get_range(&RangeRead::new(f.all()), Snapshot).await?;
+    let page = f.store.begin().get_range(&RangeRead::new(f.all()), Snapshot).await?;
     let stored: Vec<_> = page.rows.iter().map(|(key, _)| key.to_vec()).collect();
     assert_eq!(stored, stamps);
     assert_eq!(stored.len(), 30);
@@ -115,16 +115,16 @@ pub(crate) async fn concurrent_commits_have_stamps_of_their_own(f: &Fixture) -> 
 }
 
 pub(crate) async fn a_stamp_is_the_version_of_its_commit(f: &Fixture) -> Result<()> {
-    let before = f.db.begin().read_version().await?;
+    let before = f.store.begin().read_version().await?;
     let stamp = f.put("k", "v").await?.versionstamp;
-    let after = f.db.begin().read_version().await?;
+    let after = f.store.begin().read_version().await?;
     assert!(before < stamp.version() && stamp.version() <= after);
     Ok(())
 }
 
 pub(crate) async fn a_pending_value_cannot_be_read(f: &Fixture) -> Result<()> {
     f.fill(&["a", "k", "z"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     stamp_value(f, &tx, "k");
     fails(tx.get(&f.key("k"), Serializable).await, &StoreError::ACCESSED_UNREADABLE);
     fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::ACCESSED_UNREADABLE);
@@ -136,7 +136,7 @@ pub(crate) async fn a_pending_value_cannot_be_read(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_range_with_a_pending_value_cannot_be_read(f: &Fixture) -> Result<()> {
     f.fill(&["a", "k", "z"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     stamp_value(f, &tx, "k");
     let all = RangeRead::new(f.all());
     fails(tx.get_range(&all, Snapshot).await, &StoreError::ACCESSED_UNREADABLE);
@@ -148,7 +148,7 @@ pub(crate) async fn a_range_with_a_pending_value_cannot_be_read(f: &Fixture) -> 
 
 pub(crate) async fn a_range_with_a_pending_key_cannot_be_read(f: &Fixture) -> Result<()> {
     f.fill(&["a", "z"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     append(f, &tx, "k", b"");
     let all = RangeRead::new(f.all());
     fails(tx.get_range(&all, Serializable).await, &StoreError::ACCESSED_UNREADABLE);
@@ -159,7 +159,7 @@ pub(crate) async fn a_range_with_a_pending_key_cannot_be_read(f: &Fixture) -> Re
 }
 
 pub(crate) async fn a_key_where_a_pending_one_may_lie_cannot_be_read(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     append(f, &tx, "k", b"");
     let possible = f.key([b"k", &[0x7f; 10][..]].concat());
     fails(tx.get(&possible, Snapshot).await, &StoreError::ACCESSED_UNREADABLE);
@@ -172,7 +172,7 @@ pub(crate) async fn a_key_where_a_pending_one_may_lie_cannot_be_read(f: &Fixture
 pub(crate) async fn rows_before_the_read_version_are_readable_beside_a_pending_key(
     f: &Fixture,
 ) -> Result<()> {
-    let first = f.db.begin();
+    let first = f.store.begin();
     append(f, &first, "k", b"1");
     let first = f.key([b"k", &stamp(&first).await?.0[..]].concat());
     // The stamp of the first may have the order of a later transaction at the same version.
@@ -188,13 +188,13 @@ pub(crate) async fn rows_before_the_read_version_are_readable_beside_a_pending_k
 }
 
 pub(crate) async fn a_set_does_not_make_a_pending_value_readable(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     stamp_value(f, &tx, "k");
     tx.set(&f.key("k"), b"v");
     tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
     tx.commit().await?;
     assert_eq!(f.value("k").await?.as_deref(), Some(&[b'v' + 1][..]));
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     stamp_value(f, &tx, "k");
     tx.set(&f.key("k"), b"v");
     fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::ACCESSED_UNREADABLE);
@@ -202,7 +202,7 @@ pub(crate) async fn a_set_does_not_make_a_pending_value_readable(f: &Fixture) ->
 }
 
 pub(crate) async fn a_clear_makes_a_pending_value_readable(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     stamp_value(f, &tx, "k");
     tx.clear(&f.key("k"));
     assert_eq!(tx.get(&f.key("k"), Serializable).await?, None);
@@ -216,7 +216,7 @@ pub(crate) async fn a_clear_makes_a_pending_value_readable(f: &Fixture) -> Resul
 
 pub(crate) async fn clearing_the_range_takes_a_pending_key_back(f: &Fixture) -> Result<()> {
     f.fill(&["a", "z"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     append(f, &tx, "k", b"");
     tx.clear_range(&f.range("k", "l"));
     assert_eq!(f.suffixes_in(&tx, RangeRead::new(f.all())).await?, ["a", "z"]);
@@ -227,13 +227,13 @@ pub(crate) async fn clearing_the_range_takes_a_pending_key_back(f: &Fixture) -> 
 
 pub(crate) async fn a_key_appended_after_a_clear_is_pending_and_stays(f: &Fixture) -> Result<()> {
     f.fill(&["a", "k1", "z"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear_range(&f.all());
     append(f, &tx, "k", b"");
     tx.commit().await?;
     let all = RangeRead::new(f.all());
-    assert_eq!(f.db.begin().get_range(&all, Snapshot).await?.rows.len(), 1);
-    let tx = f.db.begin();
+    assert_eq!(f.store.begin().get_range(&all, Snapshot).await?.rows.len(), 1);
+    let tx = f.store.begin();
     tx.clear_range(&f.all());
     append(f, &tx, "k", b"");
     fails(tx.get_range(&all, Snapshot).await, &StoreError::ACCESSED_UNREADABLE);
@@ -242,7 +242,7 @@ pub(crate) async fn a_key_appended_after_a_clear_is_pending_and_stays(f: &Fixtur
 
 /// Commits an operation with `key` and `value`, beside a good write, and asserts that it is refused.
 async fn refused(f: &Fixture, op: AtomicOp, key: &[u8], value: &[u8]) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("good"), b"v");
     tx.atomic(op, key, value);
     fails(tx.get(&f.key("a"), Snapshot).await, &StoreError::CLIENT_INVALID_OPERATION);
@@ -292,10 +292,10 @@ pub(crate) async fn a_scan_conflicts_with_an_append_to_its_range(f: &Fixture) ->
 }
 
 pub(crate) async fn a_reader_conflicts_with_a_stamped_value(f: &Fixture) -> Result<()> {
-    let reader = f.db.begin();
+    let reader = f.store.begin();
     reader.get(&f.key("k"), Serializable).await?;
     reader.set(&f.key("a"), b"");
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     stamp_value(f, &tx, "k");
     tx.commit().await?;
     conflicts(&reader).await;

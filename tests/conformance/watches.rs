@@ -5,13 +5,13 @@ use std::time::Duration;
 use futures_util::future::select_all;
 use notibus::{
     Result,
-    store::{AtomicOp, Database, Isolation::Serializable, StoreError, Transaction, Watch},
+    store::{AtomicOp, Isolation::Serializable, Store, StoreError, Transaction, Watch},
 };
 
 use crate::fixture::{Fixture, conflicts, fails, soon, still_waits};
 
 async fn armed(f: &Fixture, suffix: &str) -> Result<Watch> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let watch = tx.watch(&f.key(suffix)).await?;
     assert_eq!(tx.commit().await?, None);
     Ok(watch)
@@ -36,7 +36,7 @@ pub(crate) async fn a_watch_fires_when_its_key_is_cleared(f: &Fixture) -> Result
     let (one, other) = (armed(f, "k").await?, armed(f, "l").await?);
     f.remove("k").await?;
     soon(one).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear_range(&f.range("l", "m"));
     tx.commit().await?;
     soon(other).await
@@ -65,7 +65,7 @@ pub(crate) async fn a_watch_ignores_other_keys(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_watch_fires_if_its_key_changed_before_the_commit(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let watch = tx.watch(&f.key("k")).await?;
     f.put("k", "w").await?;
     tx.commit().await?;
@@ -73,7 +73,7 @@ pub(crate) async fn a_watch_fires_if_its_key_changed_before_the_commit(f: &Fixtu
 }
 
 pub(crate) async fn a_watch_outlives_its_transaction(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let mut watch = tx.watch(&f.key("k")).await?;
     tx.commit().await?;
     tx.reset();
@@ -85,7 +85,7 @@ pub(crate) async fn a_watch_outlives_its_transaction(f: &Fixture) -> Result<()> 
 }
 
 pub(crate) async fn a_watch_fails_with_its_dropped_transaction(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let watch = tx.watch(&f.key("k")).await?;
     drop(tx);
     fails(soon(watch).await, &StoreError::OPERATION_CANCELLED);
@@ -93,7 +93,7 @@ pub(crate) async fn a_watch_fails_with_its_dropped_transaction(f: &Fixture) -> R
 }
 
 pub(crate) async fn a_watch_fails_with_its_reset_transaction(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let watch = tx.watch(&f.key("k")).await?;
     tx.reset();
     fails(soon(watch).await, &StoreError::OPERATION_CANCELLED);
@@ -113,7 +113,7 @@ pub(crate) async fn a_failed_commit_arms_no_watch(f: &Fixture) -> Result<()> {
 
 /// Regression: the embedded engine left the watches of a commit that it refused for its size waiting.
 pub(crate) async fn a_refused_commit_arms_no_watch(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let watch = tx.watch(&f.key("k")).await?;
     let value = vec![0; Transaction::VALUE_LEN_MAX];
     for n in 0..110_u8 {
@@ -158,7 +158,7 @@ pub(crate) async fn all_watches_of_a_key_fire(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn watches_of_many_keys_fire_each_for_its_own(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let mut watches = Vec::new();
     for n in 0..50_u8 {
         watches.push(tx.watch(&f.key([n])).await?);
@@ -200,7 +200,7 @@ pub(crate) async fn a_dropped_watch_disturbs_no_one(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn a_key_beyond_the_key_space_cannot_be_watched(f: &Fixture) -> Result<()> {
-    fails(f.db.begin().watch(b"\xff").await, &StoreError::KEY_OUTSIDE_LEGAL_RANGE);
+    fails(f.store.begin().watch(b"\xff").await, &StoreError::KEY_OUTSIDE_LEGAL_RANGE);
     Ok(())
 }
 
@@ -222,10 +222,10 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
         Ok(some)
     };
     let mut watches = Vec::new();
-    while watches.len() < Database::WATCHES_MAX - WATCHES_AT_ONCE {
-        watches.extend(f.db.run(set).await?);
+    while watches.len() < Store::WATCHES_MAX - WATCHES_AT_ONCE {
+        watches.extend(f.store.run(set).await?);
     }
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     watches.extend(set(tx.clone()).await?);
     // One too many: the store decides which of them is refused, and when.
     let refused = match tx.watch(&f.key("k")).await {
@@ -239,9 +239,9 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
     };
     fails(refused, &StoreError::TOO_MANY_WATCHES);
     tx.commit().await?;
-    let other = f.db.begin();
+    let other = f.store.begin();
     fails(watched(&other, &f.key("l")).await, &StoreError::TOO_MANY_WATCHES);
-    watches.truncate(Database::WATCHES_MAX / 2);
+    watches.truncate(Store::WATCHES_MAX / 2);
     other.reset();
     let watch = other.watch(&f.key("l")).await?;
     other.commit().await?;
@@ -255,7 +255,7 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
 
 /// Regression: the embedded store refused at once what a cluster reports through the watch.
 pub(crate) async fn a_pending_stamp_cannot_be_watched(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.atomic(AtomicOp::SetVersionstampedValue, &f.key("k"), &[0; 14]);
     let watch = tx.watch(&f.key("k")).await?;
     fails(soon(watch).await, &StoreError::ACCESSED_UNREADABLE);
@@ -264,7 +264,7 @@ pub(crate) async fn a_pending_stamp_cannot_be_watched(f: &Fixture) -> Result<()>
     fails(soon(watch).await, &StoreError::ACCESSED_UNREADABLE);
 
     // Any key at which a stamped key may come to lie is as unreadable.
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let place = u32::try_from(f.key("k").len()).expect("keys are short");
     let stamped = [&f.key("k")[..], &[0; 10], &place.to_le_bytes()].concat();
     tx.atomic(AtomicOp::SetVersionstampedKey, &stamped, b"v");
@@ -279,7 +279,7 @@ pub(crate) async fn a_pending_stamp_cannot_be_watched(f: &Fixture) -> Result<()>
 
 /// Regression: the embedded store refused at once what a cluster reports through the watch: here, that the transaction cannot read.
 pub(crate) async fn a_watch_reports_that_its_transaction_cannot_read(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     let version = tx.read_version().await?;
     tx.set_read_version(version);
     let watch = tx.watch(&f.key("k")).await?;

@@ -22,7 +22,7 @@ pub(crate) async fn a_clear_removes(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn clearing_a_missing_key_is_no_error(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear(&f.key("k"));
     assert!(tx.commit().await?.is_some(), "a clear is a write, whatever it finds");
     assert!(f.suffixes().await?.is_empty());
@@ -31,7 +31,7 @@ pub(crate) async fn clearing_a_missing_key_is_no_error(f: &Fixture) -> Result<()
 
 pub(crate) async fn clear_range_removes_just_its_keys(f: &Fixture) -> Result<()> {
     f.fill(&["a", "b", "b\0", "c", "c\0", "d"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear_range(&f.range("b", "c"));
     tx.commit().await?;
     assert_eq!(f.suffixes().await?, ["a", "c", "c\0", "d"]);
@@ -40,7 +40,7 @@ pub(crate) async fn clear_range_removes_just_its_keys(f: &Fixture) -> Result<()>
 
 pub(crate) async fn clearing_an_empty_range_removes_nothing(f: &Fixture) -> Result<()> {
     f.fill(&["a", "b"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear_range(&f.range("b", "b"));
     tx.set(&f.key("c"), b"c");
     tx.commit().await?;
@@ -50,7 +50,7 @@ pub(crate) async fn clearing_an_empty_range_removes_nothing(f: &Fixture) -> Resu
 
 pub(crate) async fn the_last_write_of_a_key_wins(f: &Fixture) -> Result<()> {
     f.put("b", "stored").await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("a"), b"1");
     tx.clear(&f.key("a"));
     tx.set(&f.key("a"), b"2");
@@ -64,7 +64,7 @@ pub(crate) async fn the_last_write_of_a_key_wins(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_set_after_clear_range_stays(f: &Fixture) -> Result<()> {
     f.fill(&["a", "b", "c"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear_range(&f.all());
     tx.set(&f.key("b"), b"new");
     tx.commit().await?;
@@ -74,7 +74,7 @@ pub(crate) async fn a_set_after_clear_range_stays(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn a_set_before_clear_range_goes(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.set(&f.key("a"), b"new");
     tx.set(&f.key("b"), b"new");
     tx.clear_range(&f.range("b", "c"));
@@ -85,7 +85,7 @@ pub(crate) async fn a_set_before_clear_range_goes(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn overlapping_clear_ranges_add_up(f: &Fixture) -> Result<()> {
     f.fill(&["a", "b", "c", "d", "e"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear_range(&f.range("b", "d"));
     tx.clear_range(&f.range("c", "e"));
     tx.commit().await?;
@@ -105,7 +105,7 @@ pub(crate) async fn the_longest_key_and_value_are_kept(f: &Fixture) -> Result<()
 
 pub(crate) async fn a_single_key_range_clears_just_the_key(f: &Fixture) -> Result<()> {
     f.fill(&["a", "a\0", "b"]).await?;
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     tx.clear_range(&KeyRange::key(&f.key("a")));
     tx.commit().await?;
     assert_eq!(f.suffixes().await?, ["a\0", "b"]);
@@ -113,7 +113,7 @@ pub(crate) async fn a_single_key_range_clears_just_the_key(f: &Fixture) -> Resul
 }
 
 pub(crate) async fn many_keys_commit_together(f: &Fixture) -> Result<()> {
-    let tx = f.db.begin();
+    let tx = f.store.begin();
     for n in 0..2_000_u32 {
         tx.set(&f.key(n.to_be_bytes()), &n.to_le_bytes());
     }

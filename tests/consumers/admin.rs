@@ -146,7 +146,7 @@ async fn the_greatest_options_work() {
 async fn a_start_below_the_horizon_is_refused() {
     let fixture = ConsumerFixture::new(2).await;
     fixture.create(["lives", "gone"]).await;
-    let before = fixture.other.feed().page(Cursor::NOTHING, 1).await.unwrap().rows[0].sequence;
+    let before = fixture.other.feed().page(Cursor::BEGINNING, 1).await.unwrap().rows[0].sequence;
     record(&fixture.store, &fixture.other, &db("gone", 1), [0, 1, 0, 0]).await;
     let options =
         JanitorOptions::default().interval(Duration::from_millis(100)).tombstone_retention(Duration::ZERO);
@@ -163,7 +163,7 @@ async fn a_start_below_the_horizon_is_refused() {
     let status = handle.status().await.unwrap();
     assert_eq!((status.start, status.generation), (horizon.into(), 1), "nothing was changed");
     // A reader from nothing ignores the horizon, however many batches it takes.
-    handle.reset(Cursor::NOTHING, false).await.unwrap();
+    handle.reset(Cursor::BEGINNING, false).await.unwrap();
     fixture.create(names("db", 10)).await;
     let log = Rows::new();
     let member = fixture.member().await.options(hinted().batch_rows_max(1));
@@ -182,7 +182,7 @@ async fn unknown_results_do_not_confuse_management() {
         fixture.faults.script_commits([fault.clone()]);
         assert!(handle.create(&from(Start::Now)).await.unwrap(), "by this call");
         fixture.faults.script_commits([fault.clone()]);
-        handle.reset(Cursor::NOTHING, false).await.unwrap();
+        handle.reset(Cursor::BEGINNING, false).await.unwrap();
         assert_eq!(handle.status().await.unwrap().generation, 2, "once");
         fixture.faults.script_commits([fault.clone()]);
         handle.pause().await.unwrap();
@@ -202,18 +202,18 @@ async fn a_consumer_with_living_members_is_reset_and_deleted_only_by_force() {
     let handle = fixture.handle();
     fixture.create(names("db", 6)).await;
     let log = Ids::new();
-    let member = fixture.other_member().await.start_from(Cursor::NOTHING);
+    let member = fixture.other_member().await.start_from(Cursor::BEGINNING);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.until_done().await;
-    for refused in [handle.reset(Cursor::NOTHING, false).await, handle.delete(false).await] {
+    for refused in [handle.reset(Cursor::BEGINNING, false).await, handle.delete(false).await] {
         assert!(matches!(refused, Err(Error::ConsumerInUse { members: 1, .. })), "{refused:?}");
     }
     assert_eq!(handle.status().await.unwrap().generation, 1);
-    handle.reset(Cursor::NOTHING, true).await.unwrap();
+    handle.reset(Cursor::BEGINNING, true).await.unwrap();
     log.until_calls(12).await;
     fixture.until_done().await;
     let status = handle.status().await.unwrap();
-    assert_eq!((status.generation, status.start, status.members.len()), (2, Cursor::NOTHING, 1));
+    assert_eq!((status.generation, status.start, status.members.len()), (2, Cursor::BEGINNING, 1));
     handle.delete(true).await.unwrap();
     assert_eq!(kept(&fixture).await, 0);
     until("nothing is left to do", async || consumer.shards().is_empty()).await;
@@ -234,17 +234,17 @@ async fn a_consumer_with_living_members_is_reset_and_deleted_only_by_force() {
 async fn a_reset_sets_back_over_reshards_and_forward() {
     let fixture = ConsumerFixture::new(2).await;
     let handle = fixture.handle();
-    handle.create(&from(Cursor::NOTHING)).await.unwrap();
+    handle.create(&from(Cursor::BEGINNING)).await.unwrap();
     fixture.create(names("db", 8)).await;
     fixture.other.feed().reshard(5, None).await.unwrap();
     let consumer = fixture.member().await.run(Ids::new().handler()).await.unwrap();
     until("it is in the second topology", async || handle.status().await.unwrap().shards.len() == 5).await;
     fixture.until_done().await;
     consumer.shutdown().await.unwrap();
-    handle.reset(Cursor::NOTHING, false).await.unwrap();
+    handle.reset(Cursor::BEGINNING, false).await.unwrap();
     assert_eq!(handle.status().await.unwrap().shards.len(), 2, "the first topology again");
     assert_eq!(fixture.behind().await, 8);
-    let rows = fixture.other.feed().page(Cursor::NOTHING, 100).await.unwrap().rows;
+    let rows = fixture.other.feed().page(Cursor::BEGINNING, 100).await.unwrap().rows;
     handle.reset(rows[4].sequence, false).await.unwrap();
     assert_eq!(fixture.behind().await, 3);
     handle.reset(Start::Now, false).await.unwrap();
@@ -261,14 +261,14 @@ async fn a_reset_sets_back_over_reshards_and_forward() {
 async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     let fixture = ConsumerFixture::new(4).await;
     let handle = fixture.handle();
-    handle.create(&from(Cursor::NOTHING)).await.unwrap();
+    handle.create(&from(Cursor::BEGINNING)).await.unwrap();
     let lag = handle.lag().await.unwrap();
     assert_eq!(lag.len(), 4);
     assert!(lag.iter().all(|shard| shard.rows == 0 && shard.is_exact && shard.age_ms.is_none()));
     fixture.create(names("db", 40)).await;
     let feed = fixture.other.feed();
     for shard in handle.lag().await.unwrap() {
-        let rows = feed.shard_page(shard.shard, Cursor::NOTHING, 1_000).await.unwrap().rows;
+        let rows = feed.shard_page(shard.shard, Cursor::BEGINNING, 1_000).await.unwrap().rows;
         assert_eq!(shard.rows as usize, rows.len(), "a dormant shard shows its true backlog");
         assert!(shard.age_ms.is_some_and(|age| age < 3_600_000));
     }
@@ -304,7 +304,7 @@ async fn a_low_watermark_from_before_a_reset_is_not_written() {
     let fixture = ConsumerFixture::new(1).await;
     let log = Ids::new();
     fixture.create(["a", "b"]).await;
-    let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
     fixture.until_done().await;
     let gate = Gate::default();
     let held = gate.clone();
@@ -315,7 +315,7 @@ async fn a_low_watermark_from_before_a_reset_is_not_written() {
     });
     let shutdown = tokio::spawn(consumer.shutdown());
     within("the low watermark is about to be written", gate.reached()).await;
-    fixture.handle().reset(Cursor::NOTHING, true).await.unwrap();
+    fixture.handle().reset(Cursor::BEGINNING, true).await.unwrap();
     fixture.faults.heal();
     gate.open();
     within("the shutdown", shutdown).await.unwrap().unwrap();
@@ -330,11 +330,11 @@ async fn a_paused_consumer_that_is_reset_begins_there_once_it_is_resumed() {
     let fixture = ConsumerFixture::new(1).await;
     let log = Ids::new();
     fixture.create(["a", "b"]).await;
-    let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
     fixture.until_done().await;
     pass(Duration::from_mins(1)).await;
     fixture.handle().pause().await.unwrap();
-    fixture.handle().reset(Cursor::NOTHING, true).await.unwrap();
+    fixture.handle().reset(Cursor::BEGINNING, true).await.unwrap();
     pass(Duration::from_mins(2)).await;
     fixture.handle().resume().await.unwrap();
     log.until_calls(4).await;
@@ -345,7 +345,7 @@ async fn a_paused_consumer_that_is_reset_begins_there_once_it_is_resumed() {
 #[tokio::test(start_paused = true)]
 async fn the_lag_counts_what_waits_behind_a_reshard() {
     let fixture = ConsumerFixture::new(1).await;
-    fixture.handle().create(&from(Cursor::NOTHING)).await.unwrap();
+    fixture.handle().create(&from(Cursor::BEGINNING)).await.unwrap();
     fixture.create(names("a", 5)).await;
     fixture.other.feed().reshard(2, None).await.unwrap();
     fixture.create(names("b", 7)).await;
@@ -464,7 +464,7 @@ async fn a_member_with_slow_beats_is_no_dead_one() {
         let options = NodeOptions::default().heartbeat(heartbeat).expiry(expiry);
         let node = fixture.other.node(options).await.unwrap();
         let consumer = node.consumer("c").unwrap().run(Ids::new().handler()).await.unwrap();
-        for refused in [handle.reset(Cursor::NOTHING, false).await, handle.delete(false).await] {
+        for refused in [handle.reset(Cursor::BEGINNING, false).await, handle.delete(false).await] {
             assert!(matches!(refused, Err(Error::ConsumerInUse { members: 1, .. })), "{refused:?}");
         }
         consumer.shutdown().await.unwrap();
@@ -479,7 +479,7 @@ async fn a_pause_loses_nothing() {
     for is_ordered in [false, true] {
         let fixture = ConsumerFixture::new(2).await;
         let (ids, rows) = (Ids::new(), Rows::new());
-        let member = fixture.member().await.start_from(Cursor::NOTHING);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {

@@ -49,7 +49,7 @@ async fn the_row_of_an_id_that_is_asked_for_again_has_its_batch_first() {
     let (updates, is_held) = (Updates::default(), watch::Sender::new(true));
     let log = noting(&updates, &is_held);
     let options = hinted().batch_bytes_max(1);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run_batches(log.handler()).await.unwrap();
     log.until_calls(1).await;
     assert_eq!(log.names(), ["a"], "b waits");
@@ -72,7 +72,7 @@ async fn a_key_that_a_pass_has_found_covers_the_newer_rows_of_its_id() {
     let log = noting(&updates, &is_held);
     let beats = NodeOptions::default().heartbeat(Duration::from_mins(10)).expiry(Duration::from_hours(1));
     let node = fixture.bus.node(beats).await.unwrap();
-    let member = node.consumer("c").unwrap().options(hinted()).start_from(Cursor::NOTHING);
+    let member = node.consumer("c").unwrap().options(hinted()).start_from(Cursor::BEGINNING);
     let consumer = member.run_batches(log.handler()).await.unwrap();
     fixture.until_done().await;
     is_held.send_replace(true);

@@ -15,7 +15,7 @@ use notibus::{
     consumer::{Batch, ConsumerOptions, ConsumerSettings, Work},
     node::BalanceOptions,
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{Attempt, Faults, Operation, OperationCounts, Trace},
     },
 };
@@ -50,9 +50,9 @@ const SMALL: Size = Size { partitions: 1, shards: 1, consumers: 1, of_documents:
 
 /// The operations of a node with all roles in [`TIME`] while nothing happens.
 async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
-    let faults = Faults::new(&Database::memory());
+    let faults = Faults::new(&Store::memory());
     let Size { partitions, shards, .. } = size;
-    let bus = Bus::open(&faults.database(), BusOptions::default().partitions(partitions).shards(shards))
+    let bus = Bus::open(&faults.store(), BusOptions::default().partitions(partitions).shards(shards))
         .await
         .unwrap();
     let node = bus.node(NodeOptions::default()).await.unwrap();
@@ -65,7 +65,7 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
         producer.created(&tx, &docs);
         changes.create(&tx, &docs, &layout).await
     };
-    faults.database().run(create).await.unwrap();
+    faults.store().run(create).await.unwrap();
     // Nothing is left that could move the pulse once the consumers have begun: the watcher once forgot up to where shards may have
     // rows when it began to follow documents, and each shard was polled for itself until the next one moved.
     pass(Duration::from_secs(1)).await;
@@ -145,11 +145,11 @@ fn writes_of(attempts: &[Attempt], prefix: &[u8]) -> usize {
 /// How many reads of rows, and writes of consumers, `consumers` consumers on one node make in half an hour, in which a database that
 /// `filter` wants, or not, is updated every ten seconds.
 async fn trickle(consumers: usize, shards: u32, filter: Filter) -> (usize, usize) {
-    let store = Database::memory();
+    let store = Store::memory();
     let trace = Trace::new(&store);
     let options = || BusOptions::default().partitions(1).shards(shards);
     let others = Bus::open(&store, options()).await.unwrap();
-    let bus = Bus::open(&trace.database(), options()).await.unwrap();
+    let bus = Bus::open(&trace.store(), options()).await.unwrap();
     let notifier = joined(&others).await.notifier(NotifierOptions::default()).await.unwrap();
     let node = joined(&bus).await;
     let mut members = Vec::new();
@@ -211,9 +211,9 @@ async fn a_row_costs_a_checkpoint_of_its_shard() {
 /// Nothing is written for consumers while nothing moves, whatever they have deferred or left behind.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_written_while_nothing_moves() {
-    let store = Database::memory();
+    let store = Store::memory();
     let trace = Trace::new(&store);
-    let bus = narrow_bus(&trace.database()).await;
+    let bus = narrow_bus(&trace.store()).await;
     let node = joined(&bus).await;
     let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
     let holds =
@@ -221,9 +221,9 @@ async fn nothing_is_written_while_nothing_moves() {
     let fails = async |work: Work<Notification>| {
         if work.id() == b"bad" { Err("it is bad".into()) } else { Ok(()) }
     };
-    let deferring = node.consumer("deferring").unwrap().start_from(Cursor::NOTHING).options(holds);
+    let deferring = node.consumer("deferring").unwrap().start_from(Cursor::BEGINNING).options(holds);
     let deferring = deferring.run(fails).await.unwrap();
-    let batches = node.consumer("batches").unwrap().start_from(Cursor::NOTHING);
+    let batches = node.consumer("batches").unwrap().start_from(Cursor::BEGINNING);
     let batches = batches.run_batches(async |_: Batch<Notification>| Ok(())).await.unwrap();
     bus.consumer("alone").unwrap().create(&ConsumerSettings::default()).await.unwrap();
     for name in ["good", "bad"] {
@@ -253,7 +253,7 @@ async fn the_checkpoints_of_a_consumer_that_is_stuck_are_read_less_and_less() {
     });
     let log = Log::doing(async |_: Batch<Notification>| Err("as planned".into()));
     let options = ConsumerOptions::default().failure(notibus::consumer::FailurePolicy::Hold);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run_batches(log.handler()).await.unwrap();
     fixture.create(["a"]).await;
     pass(Duration::from_hours(2)).await;

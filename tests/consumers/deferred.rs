@@ -40,7 +40,7 @@ async fn work_asked_for_while_the_id_runs_follows() {
     });
     fixture.create(["a"]).await;
     let options = hinted().checkpoint_interval(Duration::from_mins(10));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     log.until_calls(1).await;
     assert_eq!(fixture.handle().again("a", false).await.unwrap(), 1);
@@ -72,7 +72,7 @@ async fn work_asked_for_during_a_long_run_follows() {
         }
     });
     fixture.create(["a"]).await;
-    let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
     until("the run has a key", async || !fixture.is_none_deferred().await).await;
     assert_eq!(fixture.handle().again("a", true).await.unwrap(), 1);
     pass(Duration::from_secs(10)).await;
@@ -90,7 +90,7 @@ async fn only_wanted_ids_are_worked_on_again() {
     let fixture = ConsumerFixture::new(1).await;
     let log = Ids::new();
     fixture.create(["wanted", "other"]).await;
-    let member = fixture.member().await.start_from(Cursor::NOTHING).filter(Filter::name("wanted").unwrap());
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).filter(Filter::name("wanted").unwrap());
     let consumer = member.run(log.handler()).await.unwrap();
     log.until_calls(1).await;
     fixture.handle().again("*", false).await.unwrap();
@@ -109,7 +109,7 @@ async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
     let log = Ids::new();
     fixture.create(["wanted", "other"]).await;
     let options = hinted().checkpoint_interval(Duration::from_mins(10));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.filter(Filter::name("wanted").unwrap()).run(log.handler()).await.unwrap();
     log.until_calls(1).await;
     fixture.handle().again("*", false).await.unwrap();
@@ -136,7 +136,7 @@ async fn work_asked_for_of_a_deferred_id_tells_only_what_is_not_finished() {
     });
     let pause = Duration::from_hours(1);
     let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["a"]).await;
     fixture.until_done().await;
@@ -159,7 +159,7 @@ async fn effects_of_work_done_again_happen_once_more() {
         let (ids, rows) = (counting_ids(&fixture), counting_rows(&fixture));
         fixture.create(names("db", 6)).await;
         let options = hinted().poll_interval(Duration::from_secs(10));
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {
@@ -226,7 +226,7 @@ async fn a_discarded_id_is_not_worked_on_again_by_the_end_of_its_run() {
             }
         });
         fixture.create(["a"]).await;
-        let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+        let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
         until("the run has a key", async || !fixture.is_none_deferred().await).await;
         fixture.update("a", 0).await;
         pass(Duration::from_secs(5)).await;
@@ -261,7 +261,7 @@ async fn a_discarded_run_commits_nothing() {
         }
     });
     fixture.create(["a"]).await;
-    let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
     until("the run has a key", async || !fixture.is_none_deferred().await).await;
     assert!(fixture.handle().discard(b"a").await.unwrap());
     opens.notify_one();
@@ -287,7 +287,7 @@ async fn a_long_run_does_not_hold_the_checkpoint() {
         }
     });
     fixture.create(["long", "a", "b"]).await;
-    let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
     consumer.caught_up().await.unwrap();
     let [shard] = &fixture.handle().lag().await.unwrap()[..] else { panic!("there is one") };
     assert_eq!(shard.rows, 0);
@@ -343,7 +343,7 @@ async fn work_without_progress_is_cancelled() {
         });
         fixture.create(["hangs", "good", "slow"]).await;
         let options = hinted().stall_limit(Duration::from_mins(1)).batch_rows_max(1);
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {
@@ -385,7 +385,7 @@ async fn deferred_ids_and_the_shard_do_not_starve_each_other() {
     });
     let options = hinted().attempts_max(1).max_concurrency(4).backoff_max(Duration::from_secs(1));
     let options = options.stall_limit(Duration::from_secs(10));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(names("bad", 6).into_iter().chain(["mended".to_owned()])).await;
     until("all are deferred", async || fixture.handle().deferred(None, 10).await.unwrap().len() == 7).await;
@@ -418,7 +418,7 @@ async fn deferred_ids_that_hang_leave_room_for_rows() {
     });
     let options = hinted().attempts_max(1).max_concurrency(4).stall_limit(NEVER);
     let options = options.backoff_max(Duration::from_secs(1));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(names("bad", 6)).await;
     until("all are deferred", async || fixture.handle().deferred(None, 10).await.unwrap().len() == 6).await;
@@ -445,7 +445,7 @@ async fn a_deferred_id_has_its_turn_between_batches() {
     });
     let pause = Duration::from_secs(3);
     let options = hinted().attempts_max(1).batch_rows_max(1).backoff_min(pause).backoff_max(pause);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run_batches(log.handler()).await.unwrap();
     fixture.until_done().await;
     let names = log.names();
@@ -466,7 +466,7 @@ async fn long_runs_do_not_keep_a_small_member_from_reading() {
     });
     fixture.create(["long"]).await;
     let options = hinted().in_hand_max(1).max_concurrency(2);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     until("the run has a key", async || !fixture.is_none_deferred().await).await;
     fixture.create(["a", "b"]).await;
@@ -491,7 +491,7 @@ async fn long_runs_do_not_keep_deferred_ids_from_their_turn() {
     });
     let options = hinted().attempts_max(1).max_concurrency(4).stall_limit(NEVER);
     let options = options.backoff_max(Duration::from_secs(1));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["bad", "long1", "long2"]).await;
     until("all are deferred", async || fixture.handle().deferred(None, 10).await.unwrap().len() == 3).await;
@@ -531,7 +531,7 @@ async fn the_end_of_a_database_whose_work_has_failed_is_reported() {
         let log = living(&lives, move |work| work.row().is_some_and(|row| row.instance == one));
         let slow = Duration::from_secs(20);
         let options = hinted().attempts_max(attempts_max).backoff_max(slow).backoff_min(slow);
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = member.run(log.handler()).await.unwrap();
         change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
         log.until_calls(1).await;
@@ -554,7 +554,7 @@ async fn a_new_database_of_a_deferred_name_is_worked_on_at_once() {
     let lives = Lives::default();
     let log = living(&lives, move |work| work.row().is_some_and(|row| row.instance == one));
     let options = hinted().attempts_max(1).backoff_min(NEVER).backoff_max(NEVER);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
     until("it is deferred", async || !fixture.is_none_deferred().await).await;
@@ -588,7 +588,7 @@ async fn the_end_of_a_database_with_finished_work_is_reported() {
         }
     });
     let options = hinted().checkpoint_interval(Duration::from_mins(30));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options.clone());
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options.clone());
     let consumer = member.run(log.handler()).await.unwrap();
     change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
     log.until_calls(1).await;
@@ -617,7 +617,7 @@ async fn a_committed_end_is_not_worked_on_again_after_a_crash() {
     let fixture = ConsumerFixture::new(1).await;
     let log = counting_ids(&fixture);
     let options = hinted().checkpoint_interval(Duration::from_mins(30));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     change(&fixture, 1, [1, 1, 0, 0], [1, 1, 0, 0]).await;
     log.until_calls(1).await;
@@ -640,7 +640,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_g
         let failing = Arc::clone(&fails);
         let log = living(&lives, move |_| failing.load(Ordering::Relaxed));
         let options = hinted().backoff_max(Duration::from_mins(1));
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = member.run(log.handler()).await.unwrap();
         change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
         consumer.caught_up().await.unwrap();
@@ -682,7 +682,7 @@ async fn the_pauses_of_a_deferred_id_grow_over_restarts() {
     fixture.create(["a"]).await;
     let options = hinted().attempts_max(1).backoff_min(Duration::from_millis(100));
     for attempt in 1..=7_u32 {
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options.clone());
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options.clone());
         let consumer = member.run(log.handler()).await.unwrap();
         let deferred = async || fixture.handle().deferred(None, 1).await.unwrap().pop();
         until("it fails", async || deferred().await.is_some_and(|id| id.attempts == attempt)).await;
@@ -715,7 +715,7 @@ async fn new_rows_do_not_shorten_the_pause_of_a_deferred_id() {
         });
         let pause = Duration::from_mins(1);
         let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {
@@ -740,7 +740,7 @@ async fn changes_are_debounced() {
     let fixture = ConsumerFixture::new(1).await;
     let log = Ids::new();
     let options = hinted().debounce(Duration::from_secs(10));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["a"]).await;
     for before in 0..30 {
@@ -763,7 +763,7 @@ async fn tenants_share_a_shard() {
         Ok(())
     });
     fixture.create(names("slow/", 40).into_iter().chain(names("fast/", 20))).await;
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(hinted().max_concurrency(3));
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(hinted().max_concurrency(3));
     let member = member.tenants(2, |id| bytes::Bytes::copy_from_slice(&id[..4]));
     let consumer = member.run(log.handler()).await.unwrap();
     log.until_names(&names("fast/", 20)).await;

@@ -67,13 +67,13 @@ impl Documents {
 
     async fn ids(&self, bus: &Bus, options: ConsumerOptions, log: &Log<Work<Change>>) -> Consumer {
         let member = joined(bus).await.consumer("c").unwrap().options(options);
-        let member = member.documents(&bus.changes().feed(&self.docs)).start_from(Cursor::NOTHING);
+        let member = member.documents(&bus.changes().feed(&self.docs)).start_from(Cursor::BEGINNING);
         member.run(log.handler()).await.unwrap()
     }
 
     async fn batches(&self, bus: &Bus, options: ConsumerOptions, log: &Log<Batch<Change>>) -> Consumer {
         let member = joined(bus).await.consumer("c").unwrap().options(options);
-        let member = member.documents(&bus.changes().feed(&self.docs)).start_from(Cursor::NOTHING);
+        let member = member.documents(&bus.changes().feed(&self.docs)).start_from(Cursor::BEGINNING);
         member.run_batches(log.handler()).await.unwrap()
     }
 }

@@ -35,7 +35,7 @@ async fn a_first_batch_that_fails_comes_again() {
         async move { if fails { Err("not yet".into()) } else { Ok(()) } }
     });
     let options = hinted().failure(FailurePolicy::Hold);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run_batches(log.handler()).await.unwrap();
     fixture.until_done().await;
     consumer.shutdown().await.unwrap();
@@ -74,7 +74,7 @@ async fn a_failing_id_holds_the_checkpoint_and_nothing_else_if_it_is_to() {
         });
         let options = hinted().failure(FailurePolicy::Hold).attempts_max(2).max_concurrency(4);
         let options = options.stall_limit(Duration::from_secs(20)).backoff_max(Duration::from_secs(10));
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = member.run(log.handler()).await.unwrap();
         log.until_names(&all).await;
         pass(Duration::from_mins(5)).await;
@@ -116,7 +116,7 @@ async fn only_the_rows_that_fail_are_deferred() {
         });
         let options = hinted().attempts_max(3).backoff_max(Duration::from_mins(10));
         let options = options.backoff_min(Duration::from_millis(10));
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {
@@ -158,7 +158,7 @@ async fn a_row_at_which_the_handler_panics_is_deferred() {
             Ok(())
         });
         let options = hinted().attempts_max(3).backoff_max(Duration::from_mins(1));
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {
@@ -195,7 +195,7 @@ async fn attempts_of_one_row_do_not_count_for_another() {
     });
     let second = Duration::from_secs(10);
     let options = hinted().batch_rows_max(1).backoff_min(second).backoff_max(second);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run_batches(log.handler()).await.unwrap();
     until("x has failed four times", async || failed.lock().unwrap().len() == 4).await;
     fixture.update("x", 0).await;
@@ -225,7 +225,7 @@ async fn a_failing_row_is_deferred_however_often_its_id_is_updated() {
     });
     let options =
         hinted().attempts_max(3).backoff_min(Duration::from_secs(1)).backoff_max(Duration::from_hours(1));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run_batches(log.handler()).await.unwrap();
     until("it is deferred", async || !fixture.is_none_deferred().await).await;
     let calls = log.names().iter().filter(|name| *name == "bad").count();
@@ -301,7 +301,7 @@ async fn a_handler_that_panics_when_it_is_opened_gets_nothing() {
         fixture.create(names("db", 3)).await;
         let shy =
             Shy { panics: Arc::new(AtomicU64::new(3)), in_call, closed: Arc::default(), got: Arc::default() };
-        let member = fixture.member().await.start_from(Cursor::NOTHING);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING);
         let made = shy.clone();
         let consumer = if is_ordered {
             member.run_batches(shy.clone()).await.unwrap()
@@ -329,7 +329,7 @@ async fn a_handler_that_hangs_is_dropped_at_the_end() {
         let hang = async |()| -> HandlerResult { std::future::pending().await };
         let ids = Ids::doing(move |_| hang(()));
         let rows = Rows::doing(move |_| hang(()));
-        let member = fixture.member().await.start_from(Cursor::NOTHING);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {
@@ -365,7 +365,7 @@ async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
         fixture.create(["bad"]).await;
         let options = notibus::consumer::ConsumerOptions::default();
         let options = options.attempts_max(1).backoff_max(Duration::from_secs(5));
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {
@@ -418,7 +418,7 @@ async fn a_handler_that_does_not_close_is_dropped_at_the_end() {
     for is_ordered in [false, true] {
         let fixture = ConsumerFixture::new(1).await;
         fixture.create(["a"]).await;
-        let member = fixture.member().await.start_from(Cursor::NOTHING);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING);
         let consumer = if is_ordered {
             member.run_batches(Clinging).await.unwrap()
         } else {
@@ -448,7 +448,7 @@ async fn a_row_that_cannot_be_decoded_is_skipped() {
         let rows = common::stored(&fixture.store, b"notibus\x15\x04").await;
         common::set(&fixture.store, &rows[1].0, b"spoilt").await;
         let (ids, batches) = (Ids::new(), Rows::new());
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(hinted().failure(failure));
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(hinted().failure(failure));
         let consumer = if is_ordered {
             member.run_batches(batches.handler()).await.unwrap()
         } else {
@@ -469,7 +469,7 @@ async fn a_store_that_fails_is_waited_for() {
     let fixture = ConsumerFixture::new(2).await;
     let log = Ids::new();
     let options = hinted().poll_interval(Duration::from_secs(5));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     pass(Duration::from_secs(5)).await;
     // Only reads of rows fail, so that the node stays alive.

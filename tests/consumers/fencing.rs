@@ -12,7 +12,7 @@ use notibus::{
     Cursor, Error, Notification,
     consumer::{Batch, Consumer, ConsumerBuilder, FencingToken, Work},
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
+        AtomicOp, Isolation, KeyRange, RangeRead, Store, StoreError, Transaction,
         testing::{Attempt, CommitFault, Faults, Operation},
     },
 };
@@ -86,7 +86,7 @@ impl Both {
     }
 
     /// Counts rows, exactly once, in `store`.
-    fn counting(is_ordered: bool, store: &Database) -> Self {
+    fn counting(is_ordered: bool, store: &Store) -> Self {
         let store = store.clone();
         Self::doing(is_ordered, move |run| {
             let store = store.clone();
@@ -95,7 +95,7 @@ impl Both {
     }
 
     async fn run(&self, member: ConsumerBuilder<Notification>) -> Consumer {
-        let member = member.start_from(Cursor::NOTHING);
+        let member = member.start_from(Cursor::BEGINNING);
         if self.is_ordered {
             member.run_batches(self.rows.handler()).await.unwrap()
         } else {
@@ -200,7 +200,7 @@ async fn a_transaction_from_before_a_change_of_the_consumer_cannot_commit() {
                 if is_first {
                     assert!(!run.commit_in(&tx).await.unwrap());
                     match change {
-                        Change::Reset => handle.reset(Cursor::NOTHING, true).await.unwrap(),
+                        Change::Reset => handle.reset(Cursor::BEGINNING, true).await.unwrap(),
                         Change::Pause => handle.pause().await.unwrap(),
                         Change::Delete => handle.delete(true).await.unwrap(),
                     }
@@ -241,7 +241,7 @@ async fn unknown_results_do_not_double_effects() {
     for is_ordered in [false, true] {
         let fixture = ConsumerFixture::new(1).await;
         let handlers = Faults::new(&fixture.store);
-        let log = Both::counting(is_ordered, &handlers.database());
+        let log = Both::counting(is_ordered, &handlers.store());
         let consumer = log.run(fixture.member().await).await;
         let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
         for (n, fault) in [
@@ -273,7 +273,7 @@ async fn a_commit_that_comes_late_does_not_double_effects() {
         let fixture = ConsumerFixture::new(1).await;
         let handlers = Faults::new(&fixture.store);
         fixture.create(["a"]).await;
-        let (late, store) = (handlers.clone(), handlers.database());
+        let (late, store) = (handlers.clone(), handlers.store());
         let is_first = Arc::new(AtomicBool::new(true));
         let log = Both::doing(is_ordered, move |run| {
             let (late, store) = (late.clone(), store.clone());
@@ -507,7 +507,7 @@ async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
             std::future::ready(Ok(()))
         });
         let run = async |member: ConsumerBuilder<Notification>| {
-            let member = member.start_from(Cursor::NOTHING);
+            let member = member.start_from(Cursor::BEGINNING);
             if is_ordered {
                 member.run_batches(rows.handler()).await.unwrap()
             } else {
@@ -525,7 +525,7 @@ async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
         fixture.update("a", 1).await;
         until("the successor is read", async || tokens.lock().unwrap().len() == 3).await;
         fixture.until_done().await;
-        fixture.handle().reset(Cursor::NOTHING, true).await.unwrap();
+        fixture.handle().reset(Cursor::BEGINNING, true).await.unwrap();
         until("it is given again", async || tokens.lock().unwrap().len() == 4).await;
         let tokens = tokens.lock().unwrap().clone();
         assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
@@ -537,7 +537,7 @@ async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
 
 /// Runs that only leave what they have written in a transaction that nobody has committed, for the first `leaky` of them; the others write
 /// at once, without exactly-once.
-fn leaking(store: &Database, leaky: usize) -> (Ids, Arc<Mutex<Vec<Transaction>>>) {
+fn leaking(store: &Store, leaky: usize) -> (Ids, Arc<Mutex<Vec<Transaction>>>) {
     let (leaked, left, store) = (Arc::default(), Arc::new(AtomicUsize::new(leaky)), store.clone());
     let kept: Arc<Mutex<Vec<Transaction>>> = Arc::clone(&leaked);
     let log = Ids::doing(move |work: Work<Notification>| {
@@ -568,7 +568,7 @@ async fn a_commit_that_outlives_its_run_does_not_land_behind_the_next_run() {
         let fixture = ConsumerFixture::new(1).await;
         let (log, leaked) = leaking(&fixture.store, 1);
         let options = hinted().checkpoint_interval(Duration::from_secs(4));
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = member.run(log.handler()).await.unwrap();
         fixture.create(["a"]).await;
         log.until_calls(1).await;
@@ -602,7 +602,7 @@ async fn a_key_that_says_less_than_the_checkpoint_is_followed_by_the_newest_row(
         }
     });
     let options = hinted().checkpoint_interval(Duration::from_secs(4));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["a"]).await;
     log.until_calls(1).await;
@@ -634,7 +634,7 @@ async fn a_commit_that_outlives_its_run_does_not_land_behind_the_checkpoint() {
     let fixture = ConsumerFixture::new(1).await;
     let (log, leaked) = leaking(&fixture.store, 1);
     let options = hinted().checkpoint_interval(Duration::from_millis(100));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["a"]).await;
     log.until_calls(1).await;

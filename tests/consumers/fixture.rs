@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use notibus::{
     Bus, BusOptions, Janitor, JanitorOptions, Node, Notification, Notifier, Sequence,
     consumer::{Batch, ConsumerBuilder, ConsumerHandle, ConsumerOptions, HandlerResult, Work},
-    store::{Database, Isolation, testing::Faults},
+    store::{Isolation, Store, testing::Faults},
 };
 
 use crate::common::{NEVER, db, joined, record, row_with, unpolled, until};
@@ -17,7 +17,7 @@ use crate::common::{NEVER, db, joined, record, row_with, unpolled, until};
 /// A bus in a store that fails as planned, with a notifier on another handle that does not fail.
 pub struct ConsumerFixture {
     /// The store without faults.
-    pub store: Database,
+    pub store: Store,
     /// The store of the members.
     pub faults: Faults,
     /// The bus of the members' process.
@@ -31,11 +31,11 @@ pub struct ConsumerFixture {
 impl ConsumerFixture {
     /// A bus whose feed has `shards` shards.
     pub async fn new(shards: u32) -> Self {
-        let store = Database::memory();
+        let store = Store::memory();
         let faults = Faults::new(&store);
         let options = || BusOptions::default().partitions(1).shards(shards);
         let other = Bus::open(&store, options()).await.unwrap();
-        let bus = Bus::open(&faults.database(), options()).await.unwrap();
+        let bus = Bus::open(&faults.store(), options()).await.unwrap();
         let notifier = joined(&other).await.notifier(unpolled()).await.unwrap();
         Self { store, faults, bus, other, _notifier: notifier }
     }
@@ -74,7 +74,7 @@ impl ConsumerFixture {
 
     /// The bus as opened by another process.
     pub async fn another(&self) -> Bus {
-        Bus::open_existing(&self.faults.database(), b"notibus").await.unwrap()
+        Bus::open_existing(&self.faults.store(), b"notibus").await.unwrap()
     }
 
     /// A janitor that deletes tombstones at once.
@@ -202,7 +202,7 @@ impl<T: Given> Log<T> {
 }
 
 /// The number that is stored at `key`.
-pub async fn counter(store: &Database, key: &[u8]) -> u64 {
+pub async fn counter(store: &Store, key: &[u8]) -> u64 {
     let value = store.begin().get(key, Isolation::Snapshot).await.unwrap();
     value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()))
 }

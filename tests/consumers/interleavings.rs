@@ -16,7 +16,7 @@ use notibus::{
     cursor::Start,
     feed::ShardId,
     store::{
-        AtomicOp, Database, StoreError, Transaction,
+        AtomicOp, Store, StoreError, Transaction,
         testing::{Attempt, CommitFault, Gate, Operation},
     },
 };
@@ -56,7 +56,7 @@ async fn a_row_after_a_run_that_did_not_commit_is_not_lost() {
         }
     });
     let options = hinted().checkpoint_interval(Duration::from_mins(1));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["a"]).await;
     log.until_calls(1).await;
@@ -79,7 +79,7 @@ async fn a_member_of_a_feed_that_is_gone_leaves_the_next_consumer_of_the_name_al
     fixture.store.run(async |tx| changes.create(&tx, &old, &options).await).await.unwrap();
     let log = Log::<Work<notibus::changes::Change>>::new();
     let member = fixture.member().await.documents(&changes.feed(&old));
-    let consumer = member.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    let consumer = member.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
     until("it has its shard", async || !consumer.shards().is_empty()).await;
     let replace = async |tx: Transaction| {
         changes.remove(&tx, &old);
@@ -90,7 +90,7 @@ async fn a_member_of_a_feed_that_is_gone_leaves_the_next_consumer_of_the_name_al
     record(&fixture.store, &fixture.other, &old, [0, 0, 1, 0]).await;
     within("it ends", consumer.ended()).await;
     let settings =
-        ConsumerSettings::default().documents(Some(new.instance)).start(Start::At(Cursor::NOTHING));
+        ConsumerSettings::default().documents(Some(new.instance)).start(Start::At(Cursor::BEGINNING));
     assert!(fixture.handle().create(&settings).await.unwrap());
     pass(Duration::from_mins(2)).await;
     let status = fixture.handle().status().await;
@@ -105,7 +105,7 @@ async fn a_member_with_the_filter_of_before_works_for_no_consumer_of_the_name() 
     let fixture = ConsumerFixture::new(1).await;
     let (old, new) = (Ids::new(), Ids::new());
     let filter = Filter::glob("x*").unwrap();
-    let member = fixture.member().await.filter(filter).start_from(Cursor::NOTHING);
+    let member = fixture.member().await.filter(filter).start_from(Cursor::BEGINNING);
     let before = member.run(old.handler()).await.unwrap();
     fixture.create(["x1"]).await;
     old.until_calls(1).await;
@@ -131,7 +131,7 @@ async fn a_member_with_the_filter_of_before_works_for_no_consumer_of_the_name() 
 async fn a_cancelled_run_whose_key_cannot_be_written_is_not_passed() {
     let fixture = ConsumerFixture::new(1).await;
     let hangs = Ids::doing(async |_| std::future::pending().await);
-    let member = fixture.member().await.start_from(Cursor::NOTHING);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING);
     let consumer = member.run(hangs.handler()).await.unwrap();
     change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
     hangs.until_calls(1).await;
@@ -163,7 +163,7 @@ async fn a_cancelled_run_whose_key_cannot_be_written_is_not_passed() {
 async fn who_stands_in_empty_shards_has_not_caught_up() {
     let fixture = ConsumerFixture::new(2).await;
     let log = Ids::new();
-    let member = fixture.member().await.start_from(Cursor::NOTHING);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(names("db", 8)).await;
     fixture.until_done().await;
@@ -238,7 +238,7 @@ async fn work_asked_for_is_cancelled_when_its_database_is_replaced() {
         }
     });
     let options = hinted().stall_limit(Duration::from_hours(10));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
     fixture.until_done().await;
@@ -278,7 +278,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_however_long_it_waits
         }
     });
     let options = hinted().max_concurrency(2).stall_limit(Duration::from_hours(10));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
     fixture.create(["slow"]).await;
@@ -308,7 +308,7 @@ async fn an_id_whose_tenant_is_not_known_holds_nobody_up() {
     let fixture = ConsumerFixture::new(1).await;
     let log = Ids::new();
     fixture.create(names("db", 4)).await;
-    let member = fixture.member().await.start_from(Cursor::NOTHING);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING);
     let member = member.tenants(2, |id| {
         assert_ne!(id, b"db1", "as planned");
         bytes::Bytes::copy_from_slice(id)
@@ -334,7 +334,7 @@ async fn a_tenant_may_change_while_its_id_runs() {
         }
     });
     fixture.create(names("db", 4)).await;
-    let member = fixture.member().await.start_from(Cursor::NOTHING);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING);
     let member = member.tenants(1, move |_| {
         bytes::Bytes::from_static(if of_tenants.load(Ordering::Relaxed) { b"new" } else { b"old" })
     });
@@ -364,7 +364,7 @@ async fn an_error_that_panics_holds_nobody_up() {
         Ok(())
     });
     fixture.create(names("db", 2)).await;
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(hinted().attempts_max(1));
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(hinted().attempts_max(1));
     let consumer = member.run(log.handler()).await.unwrap();
     pass(Duration::from_mins(10)).await;
     assert_eq!(fixture.behind().await, 0);
@@ -378,7 +378,7 @@ async fn keys_of_what_nobody_wants_leave_rows_their_turn() {
     let fixture = ConsumerFixture::new(1).await;
     let log = Ids::new();
     fixture.create(names("db", 400)).await;
-    let member = fixture.member().await.start_from(Cursor::NOTHING).filter(Filter::glob("x*").unwrap());
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).filter(Filter::glob("x*").unwrap());
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["x0"]).await;
     log.until_calls(1).await;
@@ -427,13 +427,13 @@ async fn a_key_that_moves_late_is_found_by_the_successor() {
     });
     let pause = Duration::from_secs(20);
     let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run_batches(log.handler()).await.unwrap();
     fixture.create(names("db", 8)).await;
     fixture.until_done().await;
     let feed = fixture.other.feed();
     let first_of = async |shard| {
-        let page = feed.shard_page(ShardId(shard), Cursor::NOTHING, 1).await.unwrap();
+        let page = feed.shard_page(ShardId(shard), Cursor::BEGINNING, 1).await.unwrap();
         page.rows[0].name.to_string()
     };
     let (deferred, held) = (first_of(1).await, first_of(2).await);
@@ -476,7 +476,7 @@ async fn a_deferred_id_is_reported_beside_many_finished_ones() {
     fixture.create(["zz"]).await;
     let pause = Duration::from_hours(1);
     let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause).checkpoint_interval(pause);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     until("it is deferred", async || !fixture.is_none_deferred().await).await;
     log.until_calls(121).await;
@@ -503,7 +503,7 @@ async fn deferred_ids_of_a_busy_tenant_leave_others_their_turn() {
     let pause = Duration::from_secs(10);
     let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
     let options = options.max_concurrency(2).stall_limit(Duration::from_hours(10));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer =
         member.tenants(1, |id| bytes::Bytes::copy_from_slice(&id[..4])).run(log.handler()).await.unwrap();
     fixture.create(["slow1", "zzzz1"]).await;
@@ -526,7 +526,7 @@ async fn requests_get_through_while_checkpoints_move() {
     let log = Ids::new();
     fixture.create(names("db", 20)).await;
     let options = hinted().checkpoint_interval(Duration::from_millis(5));
-    let member = fixture.other_member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.other_member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.until_done().await;
     let (store, bus) = (fixture.store.clone(), fixture.other.clone());
@@ -548,7 +548,7 @@ async fn requests_get_through_while_checkpoints_move() {
 /// once for each request, at either width.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_replaces_another_is_answered_by_a_run_of_its_own() {
-    async fn work(run: impl Deref<Target = Run>, store: Database, gate: Arc<Notify>) -> HandlerResult {
+    async fn work(run: impl Deref<Target = Run>, store: Store, gate: Arc<Notify>) -> HandlerResult {
         if run.is_again() {
             gate.notified().await;
         }
@@ -569,7 +569,7 @@ async fn a_request_that_replaces_another_is_answered_by_a_run_of_its_own() {
         let (of_store, gate) = (store.clone(), Arc::clone(&goes_on));
         let ids = Ids::doing(move |id| work(id, of_store.clone(), Arc::clone(&gate)));
         fixture.create(["a"]).await;
-        let member = fixture.member().await.start_from(Cursor::NOTHING);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {
@@ -624,7 +624,7 @@ async fn an_id_that_runs_in_an_empty_shard_does_not_run_in_its_successor() {
     });
     fixture.create(["a"]).await;
     let options = hinted().checkpoint_interval(Duration::from_hours(1)).stall_limit(Duration::from_hours(9));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     log.until_calls(1).await;
     let feed = fixture.other.feed();
@@ -666,7 +666,7 @@ async fn a_second_request_does_not_disturb_the_run_of_the_first() {
     });
     fixture.create(["a"]).await;
     let options = hinted().stall_limit(Duration::from_hours(1));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.until_done().await;
     fixture.handle().again("a", false).await.unwrap();
@@ -708,7 +708,7 @@ async fn an_end_whose_work_fails_is_not_forgotten_when_the_name_is_taken() {
     });
     let pause = Duration::from_secs(30);
     let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
     fixture.until_done().await;
@@ -746,7 +746,7 @@ async fn a_deferred_id_of_a_tenant_that_is_always_busy_has_its_turn() {
     });
     let pause = Duration::from_secs(5);
     let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     fixture.create(["late"]).await;
     let consumer = member.tenants(1, |_| bytes::Bytes::new()).run(log.handler()).await.unwrap();
     until("it is deferred", async || !fixture.is_none_deferred().await).await;

@@ -85,7 +85,7 @@ async fn no_consumer_begins_under_the_janitors_hand() {
     let options = JanitorOptions::default().tombstone_retention(Duration::ZERO);
     let _janitor = joined(&janitors).await.janitor(options).await.unwrap();
     within("the janitor is about to drop", gate.reached()).await;
-    let settings = ConsumerSettings::default().start(Cursor::NOTHING.into());
+    let settings = ConsumerSettings::default().start(Cursor::BEGINNING.into());
     fixture.handle().create(&settings).await.unwrap();
     fixture.faults.heal();
     gate.open();
@@ -117,7 +117,7 @@ async fn no_entry_is_dropped_under_a_consumer_that_begins_there() {
         let _janitor = joined(&janitors).await.janitor(options).await.unwrap();
         within("the janitor is about to drop", gate.reached()).await;
         let entries = async || fixture.other.feed().topology().await.unwrap().len();
-        let settings = ConsumerSettings::default().start(Cursor::NOTHING.into());
+        let settings = ConsumerSettings::default().start(Cursor::BEGINNING.into());
         if is_created_before {
             fixture.handle().create(&settings).await.unwrap();
         }

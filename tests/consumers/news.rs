@@ -63,7 +63,7 @@ async fn a_row_that_moves_between_two_pages_loses_no_event() {
     let news = News::default();
     let log = noting_rows(&news);
     let node = crate::common::joined(&fixture.bus).await;
-    let member = node.consumer("second").unwrap().start_from(Cursor::NOTHING);
+    let member = node.consumer("second").unwrap().start_from(Cursor::BEGINNING);
     let options = hinted().batch_rows_max(1).poll_interval(Duration::from_secs(20));
     let second = member.options(options).run_batches(log.handler()).await.unwrap();
     until("it comes", async || news.lock().unwrap().iter().any(|(name, _)| name == "z")).await;
@@ -88,7 +88,7 @@ async fn news_are_derived_from_what_a_consumer_knew_when_it_began() {
         change(1, created, created).await;
         change(1, deleted, [1, 1, 0, 0]).await;
         change(2, created, created).await;
-        let settings = notibus::consumer::ConsumerSettings::default().start(Cursor::NOTHING.into());
+        let settings = notibus::consumer::ConsumerSettings::default().start(Cursor::BEGINNING.into());
         assert!(fixture.handle().create(&settings).await.unwrap());
         fixture.create(["b"]).await;
         let news = News::default();
@@ -123,7 +123,7 @@ async fn a_filter_of_kinds_lets_ends_pass() {
     let news = News::default();
     let log = noting_ids(&news);
     let filter = Filter::all().kinds([EventKind::DdocUpdated].into_iter().collect()).unwrap();
-    let member = fixture.member().await.start_from(Cursor::NOTHING).filter(filter);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).filter(filter);
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["a"]).await;
     fixture.update("a", 0).await;
@@ -150,7 +150,7 @@ async fn a_consumer_of_some_kinds_catches_up() {
         Ok(())
     });
     let filter = Filter::name("a").unwrap().kinds([EventKind::Created].into_iter().collect()).unwrap();
-    let member = fixture.member().await.start_from(Cursor::NOTHING).filter(filter);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).filter(filter);
     let consumer = member.options(hinted().batch_rows_max(1)).run_batches(log.handler()).await.unwrap();
     log.until_calls(1).await;
     pass(Duration::from_secs(30)).await;

@@ -26,7 +26,7 @@ async fn the_end_of_a_database_is_news_also_if_its_name_was_taken_after_a_reshar
         async { Ok(()) }
     });
     fixture.create(["a"]).await;
-    let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
     log.until_names(&["a".to_owned()]).await;
     consumer.caught_up().await.unwrap();
     consumer.shutdown().await.unwrap();
@@ -57,7 +57,7 @@ async fn who_takes_over_is_given_no_older_row_than_the_one_before() {
     });
     fixture.create(["a"]).await;
     let options = hinted().checkpoint_interval(Duration::from_secs(1_000));
-    let member = async || fixture.member().await.start_from(Cursor::NOTHING).options(options.clone());
+    let member = async || fixture.member().await.start_from(Cursor::BEGINNING).options(options.clone());
     let consumer = member().await.run(log.handler()).await.unwrap();
     log.until_names(&["a".to_owned()]).await;
     fixture.update("a", 0).await;
@@ -81,7 +81,7 @@ async fn a_hung_handler_does_not_keep_a_shutdown_from_ending() {
     let log = Ids::doing(|_| std::future::pending());
     fixture.create(["a"]).await;
     let options = hinted().balance(BalanceOptions::default().handover(Duration::MAX));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     log.until_names(&["a".to_owned()]).await;
     let ended = tokio::time::timeout(Duration::from_hours(1), consumer.shutdown()).await;

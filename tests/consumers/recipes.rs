@@ -17,7 +17,7 @@ use notibus::{
         ParallelJob, index,
     },
     store::{
-        Database, StoreError, Transaction,
+        Store, StoreError, Transaction,
         testing::{CommitFault, Operation},
     },
 };
@@ -449,7 +449,7 @@ async fn a_deferred_database_that_is_deleted_before_its_turn_is_not_built() {
 }
 
 /// Builds an index of one key.
-struct OneKey(Database);
+struct OneKey(Store);
 
 impl DbHandler<IndexBuild> for OneKey {
     async fn handle(&self, build: IndexBuild) -> HandlerResult {
@@ -476,7 +476,7 @@ impl DbHandler<IndexBuild> for OneKey {
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_is_on_its_way_when_its_build_has_failed_does_not_happen() {
     let fixture = ConsumerFixture::new(1).await;
-    let handler = OneKey(fixture.faults.database());
+    let handler = OneKey(fixture.faults.store());
     let options = quick().backoff_min(Duration::from_mins(1));
     let views = fixture.member_of_all(options).await.run(index(handler)).await.unwrap();
     let mut is_first = true;
@@ -590,7 +590,7 @@ struct Busy {
 impl DbHandler<IndexBuild> for Busy {
     async fn handle(&self, build: IndexBuild) -> HandlerResult {
         let (_alive, tasks) = (Alive::new(&self.alive), Arc::clone(&self.alive));
-        let job = ParallelJob::new(self.bus.changes().feed(&build.db), Cursor::NOTHING).with_work(&build);
+        let job = ParallelJob::new(self.bus.changes().feed(&build.db), Cursor::BEGINNING).with_work(&build);
         let work = move |batch: ParallelBatch<Change>| {
             let alive = Alive::new(&tasks);
             async move {

@@ -111,7 +111,7 @@ impl ConsumerFixture {
 
     /// A member of the consumer `c` that begins with all databases.
     pub async fn member_of_all(&self, options: ConsumerOptions) -> ConsumerBuilder<notibus::Notification> {
-        self.member().await.start_from(Cursor::NOTHING).options(options)
+        self.member().await.start_from(Cursor::BEGINNING).options(options)
     }
 
     /// A member that builds indexes, and reports its calls.

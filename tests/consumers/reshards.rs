@@ -70,7 +70,7 @@ fn held_up(shard: ShardId) -> (Log<Batch<Notification>>, watch::Sender<bool>) {
 async fn the_entries_to_which_a_consumer_goes_over_are_kept() {
     let fixture = ConsumerFixture::new(2).await;
     let (log, goes_on) = held_up(ShardId(2));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(polled());
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(polled());
     let consumer = member.run_batches(log.handler()).await.unwrap();
     fixture.create(names("db", 8)).await;
     log.until_names(&names("db", 8)).await;
@@ -99,7 +99,7 @@ async fn the_entries_to_which_a_consumer_goes_over_are_kept() {
 async fn an_empty_entry_is_kept_until_the_work_in_it_has_ended() {
     let fixture = ConsumerFixture::new(2).await;
     let (log, goes_on) = held_up(ShardId(1));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(polled());
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(polled());
     let consumer = member.run_batches(log.handler()).await.unwrap();
     let all = names("db", 8);
     fixture.create(&all).await;
@@ -155,13 +155,13 @@ async fn a_request_during_a_reshard_finds_the_key_wherever_it_is() {
         });
         let pause = Duration::from_hours(1);
         let options = polled().attempts_max(1).backoff_min(pause).backoff_max(pause);
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = member.run_batches(log.handler()).await.unwrap();
         fixture.create(names("db", 8)).await;
         fixture.until_done().await;
         let feed = fixture.other.feed();
         let first_of = async |shard| {
-            let page = feed.shard_page(ShardId(shard), Cursor::NOTHING, 1).await.unwrap();
+            let page = feed.shard_page(ShardId(shard), Cursor::BEGINNING, 1).await.unwrap();
             (page.rows[0].name.to_string(), page.rows[0].sequence)
         };
         let ((deferred, finished), (held, _)) = (first_of(1).await, first_of(2).await);
@@ -207,7 +207,7 @@ async fn reshards_in_a_row_lose_nothing() {
         let (ids, rows) = (Log::<Work<Notification>>::new(), Log::<Batch<Notification>>::new());
         let (mut consumers, mut all) = (Vec::new(), BTreeSet::new());
         for member in [fixture.member().await, fixture.other_member().await] {
-            let member = member.start_from(Cursor::NOTHING).options(polled());
+            let member = member.start_from(Cursor::BEGINNING).options(polled());
             consumers.push(if is_ordered {
                 member.run_batches(rows.handler()).await.unwrap()
             } else {
@@ -273,7 +273,7 @@ async fn a_run_in_a_successor_goes_on_when_the_predecessors_are_drained() {
     // No key for the run that holds the other shard.
     let options = options.checkpoint_interval(Duration::from_mins(5));
     fixture.create(["bad"]).await;
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     until("it is deferred", async || !fixture.is_none_deferred().await).await;
     fixture.create(names("db", 8)).await;

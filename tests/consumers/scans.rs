@@ -39,7 +39,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_saved_positi
     fixture.document(&found, "x").await;
     let (scans, mut reports) = fixture.scans().await;
     let (mut scan, decide) = reports.next_work().await;
-    assert_eq!((scan.db(), scan.since()), (&found, Cursor::NOTHING), "it is found");
+    assert_eq!((scan.db(), scan.since()), (&found, Cursor::BEGINNING), "it is found");
     assert_eq!(ids(&mut scan).await, ["x"]);
     decide.send(Ok(())).unwrap();
     fixture.create_with_feed(&created).await;
@@ -53,7 +53,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_saved_positi
         let mut seen = Vec::new();
         while seen.len() < 3 {
             let (mut scan, decide) = reports.next_work().await;
-            assert!(scan.since() > Cursor::NOTHING || seen.is_empty());
+            assert!(scan.since() > Cursor::BEGINNING || seen.is_empty());
             seen.extend(ids(&mut scan).await);
             decide.send(Ok(())).unwrap();
         }
@@ -145,7 +145,7 @@ async fn a_deleted_database_stops_and_a_scan_that_is_over_saves_nothing() {
     assert!(stored(&fixture.store, SEEN.as_bytes()).await.is_empty());
     fixture.create_with_feed(&new).await;
     let (scan, decide) = reports.next_work().await;
-    assert_eq!((scan.db(), scan.since()), (&new, Cursor::NOTHING));
+    assert_eq!((scan.db(), scan.since()), (&new, Cursor::BEGINNING));
     assert!(!save(&second).await, "nor is it the new one");
     decide.send(Ok(())).unwrap();
     fixture.until_done().await;

@@ -15,7 +15,7 @@ use notibus::{
     cursor::Start,
     feed::ShardId,
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
+        AtomicOp, Isolation, KeyRange, RangeRead, Store, StoreError, Transaction,
         testing::{CommitFault, Faults, Gate},
     },
 };
@@ -44,7 +44,7 @@ type Calls = Arc<Mutex<Vec<Vec<&'static str>>>>;
 
 /// Counts exactly once in `store`, and fails now and then: before its commit, after it, or by a panic.
 struct Shaky {
-    store: Database,
+    store: Store,
     luck: Arc<Mutex<fastrand::Rng>>,
     fails_percent: u8,
     calls: Calls,
@@ -97,7 +97,7 @@ struct Running {
 
 struct Scenario {
     /// The store without faults.
-    store: Database,
+    store: Store,
     /// The bus without faults.
     bus: Bus,
     /// Draws everything.
@@ -114,10 +114,10 @@ impl Scenario {
     /// Starts a node, on a store of its own that fails.
     async fn start(&mut self) {
         let faults = Faults::new(&self.store);
-        let bus = Bus::open_existing(&faults.database(), b"notibus").await.unwrap();
+        let bus = Bus::open_existing(&faults.store(), b"notibus").await.unwrap();
         let luck = Arc::new(Mutex::new(fastrand::Rng::with_seed(self.random.u64(..))));
         let (store, calls, fails_percent) =
-            (faults.database(), Arc::clone(&self.calls), self.faults_percent / 2);
+            (faults.store(), Arc::clone(&self.calls), self.faults_percent / 2);
         let make = move |_| {
             let mut all = calls.lock().unwrap();
             all.push(Vec::new());
@@ -208,7 +208,7 @@ impl Scenario {
             .map(|(key, value)| (&key[5..], u64::from_le_bytes(value[..].try_into().unwrap())))
             .collect();
         assert!(seen.values().all(|count| *count == 1), "each row exactly once: {seen:?}");
-        let rows = feed.page(Cursor::NOTHING, 10_000).await.unwrap().rows;
+        let rows = feed.page(Cursor::BEGINNING, 10_000).await.unwrap().rows;
         assert_eq!(rows.len(), self.updates.len());
         for row in rows {
             assert!(seen.contains_key(&row.sequence.as_bytes()[..]), "{} at {}", row.name, row.sequence);
@@ -221,12 +221,12 @@ impl Scenario {
 /// Runs all steps, and checks the result.
 async fn run(seed: u64, steps: u32, faults_percent: u8) {
     println!("seed {seed}");
-    let store = Database::memory();
+    let store = Store::memory();
     let mut random = fastrand::Rng::with_seed(seed);
     let shards = random.u32(1..5);
     let bus = Bus::open(&store, BusOptions::default().partitions(2).shards(shards)).await.unwrap();
     let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
-    let start = if random.bool() { Cursor::NOTHING.into() } else { Start::Now };
+    let start = if random.bool() { Cursor::BEGINNING.into() } else { Start::Now };
     bus.consumer("c").unwrap().create(&ConsumerSettings::default().start(start)).await.unwrap();
     let (nodes, updates, calls) = (Vec::new(), BTreeMap::new(), Calls::default());
     let mut scenario = Scenario { store, bus, random, calls, nodes, updates, faults_percent };

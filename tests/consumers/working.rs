@@ -31,7 +31,7 @@ async fn every_row_is_worked_on_at_either_width_and_not_again_after_a_restart() 
         fixture.create(&all).await;
         let (ids, rows) = (Ids::new(), Rows::new());
         for _ in 0..2 {
-            let member = fixture.member().await.start_from(Cursor::NOTHING);
+            let member = fixture.member().await.start_from(Cursor::BEGINNING);
             let consumer = if is_ordered {
                 member.run_batches(rows.handler()).await.unwrap()
             } else {
@@ -65,7 +65,7 @@ async fn a_failing_id_is_deferred_and_holds_nothing_up() {
         let rows = Rows::doing(move |batch| std::future::ready(fails(crate::fixture::Given::names(&batch))));
         fixture.create(["bad", "good"]).await;
         let options = hinted().backoff_max(Duration::from_secs(1));
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {
@@ -121,7 +121,7 @@ async fn effects_are_committed_once_at_either_width() {
                 Ok(())
             }
         });
-        let member = fixture.member().await.start_from(Cursor::NOTHING);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING);
         let consumer = if is_ordered {
             member.run_batches(rows.handler()).await.unwrap()
         } else {
@@ -146,7 +146,7 @@ async fn a_reshard_loses_nothing_and_moves_deferred_ids() {
         async move { if fails { Err("not yet".into()) } else { Ok(()) } }
     });
     let options = hinted().attempts_max(1).backoff_max(Duration::from_secs(1));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     until("it is deferred", async || !fixture.handle().deferred(None, 10).await.unwrap().is_empty()).await;
     for shards in [3, 1, 4] {
@@ -165,7 +165,7 @@ async fn a_reshard_loses_nothing_and_moves_deferred_ids() {
 async fn members_share_the_shards_and_take_over_from_each_other() {
     let fixture = ConsumerFixture::new(8).await;
     let log = Ids::new();
-    let one = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    let one = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
     let two = fixture.other_member().await.run(log.handler()).await.unwrap();
     until("they share", async || one.shards().len() == 4 && two.shards().len() == 4).await;
     fixture.create(names("a", 40)).await;
@@ -193,7 +193,7 @@ async fn a_database_that_ends_while_it_is_worked_on_cancels_the_work() {
         }
     });
     fixture.create(["a"]).await;
-    let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
     log.until_names(&["a".to_owned()]).await;
     record(&fixture.store, &fixture.other, &db("a", 1), [0, 1, 0, 0]).await;
     fixture.until_done().await;
@@ -209,7 +209,7 @@ async fn a_database_that_ends_while_it_is_worked_on_cancels_the_work() {
 async fn a_trickle_that_nobody_wants_writes_no_checkpoint() {
     let fixture = ConsumerFixture::new(4).await;
     let log = Ids::new();
-    let member = fixture.member().await.start_from(Cursor::NOTHING).filter(Filter::name("wanted").unwrap());
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).filter(Filter::name("wanted").unwrap());
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["wanted"]).await;
     log.until_names(&["wanted".to_owned()]).await;
@@ -253,7 +253,7 @@ async fn a_failing_row_holds_its_shard_if_it_is_to() {
     });
     fixture.create(["bad", "good"]).await;
     let options = hinted().failure(FailurePolicy::Hold).backoff_max(Duration::from_secs(1));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run_batches(log.handler()).await.unwrap();
     pass(Duration::from_mins(1)).await;
     assert!(fixture.handle().deferred(None, 1).await.unwrap().is_empty());
@@ -269,7 +269,7 @@ async fn work_is_done_again_when_somebody_asks() {
     let log = Ids::new();
     let all = names("db", 10);
     fixture.create(&all).await;
-    let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
     consumer.caught_up().await.unwrap();
     fixture.until_done().await;
     assert_eq!(fixture.handle().again("db[0-4]", false).await.unwrap(), 5);
@@ -308,7 +308,7 @@ async fn batches_have_limits_of_rows_and_bytes() {
             notes.lock().unwrap().push(batch.rows.len());
             async { Ok(()) }
         });
-        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
         let consumer = member.run_batches(log.handler()).await.unwrap();
         fixture.until_done().await;
         consumer.shutdown().await.unwrap();

@@ -18,7 +18,7 @@ use std::{
 use notibus::{
     Result,
     store::{
-        Database, Env, FolderReport,
+        Env, FolderReport, Store,
         testing::{Access, DiskStore, File, Files, FolderTuning, Lock, check_on, open_on},
     },
 };
@@ -212,16 +212,16 @@ impl SimulatedDisk {
 
     /// Opens the store on it.
     ///
-    /// Fails as [`Database::open_dir`] does.
-    pub fn open(&self) -> Result<Database> {
+    /// Fails as [`Store::open_dir`] does.
+    pub fn open(&self) -> Result<Store> {
         Ok(self.open_with(Env::system(), FolderTuning::default())?.database)
     }
 
     /// Opens the store on it, with a snapshot each time its journals have this many bytes and are as long as the
     /// snapshot, written within the commit.
     ///
-    /// Fails as [`Database::open_dir`] does.
-    pub fn open_small(&self, journal_len_min: u64) -> Result<Database> {
+    /// Fails as [`Store::open_dir`] does.
+    pub fn open_small(&self, journal_len_min: u64) -> Result<Store> {
         Ok(self.open_in(Env::system(), journal_len_min)?.database)
     }
 
@@ -233,8 +233,8 @@ impl SimulatedDisk {
 
     /// [`SimulatedDisk::open_small`], but snapshots are written beside the commits.
     ///
-    /// Fails as [`Database::open_dir`] does.
-    pub fn open_with_threads(&self, journal_len_min: u64) -> Result<Database> {
+    /// Fails as [`Store::open_dir`] does.
+    pub fn open_with_threads(&self, journal_len_min: u64) -> Result<Store> {
         let no_room_wait = Duration::from_millis(200);
         let options = FolderTuning { journal_len_min, no_room_wait, has_threads: true };
         Ok(self.open_with(Env::system(), options)?.database)
@@ -244,7 +244,7 @@ impl SimulatedDisk {
         open_on(Arc::new(self.clone()), env, tuning)
     }
 
-    /// Looks for damage, as [`Database::check_dir`] does.
+    /// Looks for damage, as [`Store::check_dir`] does.
     pub fn check(&self) -> Result<FolderReport> {
         check_on(self)
     }

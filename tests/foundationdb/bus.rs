@@ -9,7 +9,7 @@ use notibus::{
     node::BalanceOptions,
     producer::ProducerOptions,
     store::{
-        Database, Isolation, KeyRange, RangeRead,
+        Isolation, KeyRange, RangeRead, Store,
         testing::{CommitFault, Faults, Gate, Operation},
     },
 };
@@ -82,7 +82,7 @@ pub(crate) async fn a_row_has_the_life_of_its_database() {
     assert!(first.sequence < gone.sequence && gone.sequence < second.sequence);
     assert_eq!(rows(&bus).await.len(), 1);
     assert!(bus.feed().now().await.unwrap() >= second.sequence);
-    let page = bus.feed().page(Cursor::NOTHING, 10).await.unwrap();
+    let page = bus.feed().page(Cursor::BEGINNING, 10).await.unwrap();
     assert_eq!(page.rows, [Arc::new(second)]);
 }
 
@@ -107,7 +107,7 @@ pub(crate) async fn rows_carry_the_stamps_of_their_transactions() {
 }
 
 /// The bytes of the rows of the design documents' family.
-async fn ddoc_rows(store: &Database, prefix: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+async fn ddoc_rows(store: &Store, prefix: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     // The tuple element of the family's number, after the prefix.
     let range = KeyRange::prefix([prefix, b"\x15\x09"].concat());
     let page = store.begin().get_range(&RangeRead::new(range), Isolation::Snapshot).await.unwrap();
@@ -175,7 +175,7 @@ pub(crate) async fn a_zombie_is_fenced_off() {
     let prefix = fixture::prefix("zombie");
     let store_a = fixture::open(fixture::shared()).await;
     let faults = Faults::new(&store_a);
-    let bus_a = fixture::bus(&faults.database(), &prefix).await;
+    let bus_a = fixture::bus(&faults.store(), &prefix).await;
     let a = joined(&bus_a).await.notifier(eager()).await.unwrap();
     let gate = Gate::default();
     let held = gate.clone();
@@ -200,7 +200,7 @@ pub(crate) async fn a_zombie_is_fenced_off() {
     faults.heal();
     gate.open();
     for n in 1..=5 {
-        record(&faults.database(), &bus_a, &db("a", 1), [0, 0, 1, 0]).await;
+        record(&faults.store(), &bus_a, &db("a", 1), [0, 0, 1, 0]).await;
         row_with(&bus_b, &db("a", 1), [1, 0, n, 0]).await;
     }
     until("A takes part again", async || a.partitions().len() == b.partitions().len()).await;

@@ -13,7 +13,7 @@ use std::{
 
 use notibus::{
     Cursor, DispatcherOptions, Error, Filter,
-    store::{Database, FoundationDbOptions},
+    store::{FoundationDbOptions, Store},
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt;
@@ -156,7 +156,7 @@ async fn notifier(file: &str, end: oneshot::Receiver<()>) {
 async fn dispatcher(file: &str, end: oneshot::Receiver<()>) {
     let bus = bus(file).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.expect("the dispatcher starts");
-    let stream = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let stream = dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING);
     let mut stream = stream.deliveries(|trouble| panic!("the feed can be read: {trouble}"));
     report("ready");
     let report_all = async {
@@ -197,7 +197,7 @@ async fn layer(file: &str, end: oneshot::Receiver<()>) {
 async fn api_versions(file: &str) {
     let open = async |api_version| {
         let options = FoundationDbOptions::default().api_version(api_version);
-        Database::foundationdb_with(file, &options).await.map(drop)
+        Store::foundationdb_with(file, &options).await.map(drop)
     };
     for bad in [10_000, i32::MAX, -1, 0, 13, 500] {
         match open(bad).await {

@@ -9,7 +9,7 @@ use notibus::{
     Bus, Consumer, Cursor, Error, NodeOptions, Notification, NotifierOptions,
     consumer::{Batch, ConsumerHandle, ConsumerOptions, ConsumerSettings},
     cursor::Start,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Store},
 };
 
 use crate::{
@@ -55,7 +55,7 @@ async fn until_done(bus: &Bus, counter: &ConsumerHandle) {
 }
 
 /// How often each row was counted.
-async fn counted(store: &Database, prefix: &[u8]) -> Vec<(Vec<u8>, u64)> {
+async fn counted(store: &Store, prefix: &[u8]) -> Vec<(Vec<u8>, u64)> {
     let effects = [prefix, b"effects/"].concat();
     let read = RangeRead::new(KeyRange::prefix(effects.clone())).target_bytes(usize::MAX);
     let rows = store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
@@ -91,7 +91,7 @@ pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change(
     until_done(&bus, &counter).await;
     let effects = counted(&store, &prefix).await;
     assert!(effects.iter().all(|(_, count)| *count == 1), "{effects:?}");
-    let rows = bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap().rows;
+    let rows = bus.feed().page(Cursor::BEGINNING, 1_000).await.unwrap().rows;
     assert_eq!(rows.len(), 60);
     for row in rows {
         assert!(effects.iter().any(|(key, _)| key[..] == row.sequence.as_bytes()[..]), "{}", row.sequence);
@@ -142,7 +142,8 @@ pub async fn a_zombie_cannot_commit_its_effect() {
         }
     };
     let node = joined(&bus).await;
-    let consumer = node.consumer("c").unwrap().start_from(Cursor::NOTHING).run_batches(zombie).await.unwrap();
+    let consumer =
+        node.consumer("c").unwrap().start_from(Cursor::BEGINNING).run_batches(zombie).await.unwrap();
     until("it has tried", async || !outcomes.lock().unwrap().is_empty()).await;
     let (committed, late) = outcomes.lock().unwrap().remove(0);
     assert_eq!(committed.unwrap_err().code(), Some(1020));

@@ -17,7 +17,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::try_join_all;
-use notibus::store::Database;
+use notibus::store::Store;
 use proptest::{
     strategy::{Strategy, ValueTree},
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
@@ -82,7 +82,7 @@ pub(crate) async fn the_embedded_store_does_what_a_cluster_does() {
 /// Compares `count` random interleavings one after the other, and counts them in `compared`, too. Returns how many were compared to
 /// their end.
 async fn compare_many(
-    cluster: &Database,
+    cluster: &Store,
     seed: u64,
     worker: u64,
     count: usize,
@@ -110,11 +110,7 @@ async fn compare_many(
 }
 
 /// Shrinks an interleaving that differs, and describes it.
-async fn shrink(
-    cluster: &Database,
-    mut tree: impl ValueTree<Value = Vec<Step>>,
-    difference: String,
-) -> String {
+async fn shrink(cluster: &Store, mut tree: impl ValueTree<Value = Vec<Step>>, difference: String) -> String {
     let mut smallest = (tree.current(), difference);
     let mut goes_on = tree.simplify();
     for _ in 0..SHRINKS_MAX {
@@ -134,8 +130,8 @@ async fn shrink(
 }
 
 /// Runs `steps` on both. Fails with the first difference; returns whether they were compared to their end.
-async fn compare(cluster: &Database, steps: &[Step]) -> Result<bool, String> {
-    let embedded = execute(&Database::memory(), b"", steps).await;
+async fn compare(cluster: &Store, steps: &[Step]) -> Result<bool, String> {
+    let embedded = execute(&Store::memory(), b"", steps).await;
     for _ in 0..TRIES {
         let found = execute(cluster, &fixture::prefix("differential"), steps).await;
         let disturbed = first_disturbed(&found);

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::join_all};
-use notibus::store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError, Transaction};
+use notibus::store::{AtomicOp, Isolation, KeyRange, RangeRead, Store, StoreError, Transaction};
 
 use crate::{common::within, fixture};
 
@@ -14,7 +14,7 @@ fn give_up<T>(future: impl Future<Output = T>) {
 }
 
 /// A store with a few hundred rows below a prefix of its own, and the range of those.
-async fn filled(name: &str) -> (Database, Vec<u8>, RangeRead) {
+async fn filled(name: &str) -> (Store, Vec<u8>, RangeRead) {
     let store = fixture::open(fixture::shared()).await;
     let prefix = fixture::prefix(name);
     store

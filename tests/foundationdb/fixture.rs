@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use notibus::{Bus, BusOptions, store::Database};
+use notibus::{Bus, BusOptions, store::Store};
 
 use crate::cluster::Cluster;
 
@@ -31,8 +31,8 @@ pub(crate) fn block_on(trial: impl Future<Output = ()>) {
 }
 
 /// A new client for the cluster of `file`.
-pub(crate) async fn open(file: impl AsRef<Path>) -> Database {
-    Database::foundationdb(file).await.expect("the cluster can be opened")
+pub(crate) async fn open(file: impl AsRef<Path>) -> Store {
+    Store::foundationdb(file).await.expect("the cluster can be opened")
 }
 
 /// A prefix that no other trial uses.
@@ -43,7 +43,7 @@ pub(crate) fn prefix(name: &str) -> Vec<u8> {
 /// Number of partitions of the trials' buses.
 pub(crate) const PARTITIONS: u32 = 4;
 
-pub(crate) async fn bus(store: &Database, prefix: &[u8]) -> Bus {
+pub(crate) async fn bus(store: &Store, prefix: &[u8]) -> Bus {
     let options = BusOptions::default().prefix(prefix.to_vec()).partitions(PARTITIONS);
     Bus::open(store, options).await.expect("the bus can be opened")
 }

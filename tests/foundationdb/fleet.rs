@@ -10,7 +10,7 @@ use notibus::{
     Bus, BusOptions, Cursor, Error, NodeOptions, Notification, NotifierOptions,
     consumer::{Batch, ConsumerOptions, ConsumerSettings},
     cursor::Start,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Store, Transaction},
 };
 use tokio::sync::oneshot;
 
@@ -31,7 +31,7 @@ const BALANCE: Duration = Duration::from_millis(500);
 const IN_HAND: Duration = Duration::from_millis(200);
 
 /// The bus of the fleet: more partitions and shards than nodes.
-async fn bus(store: &Database, prefix: &[u8]) -> Bus {
+async fn bus(store: &Store, prefix: &[u8]) -> Bus {
     let options = BusOptions::default().prefix(prefix.to_vec()).partitions(32).shards(12);
     Bus::open(store, options).await.unwrap()
 }
@@ -88,7 +88,7 @@ fn effects(prefix: &[u8]) -> Vec<u8> {
 }
 
 /// How often each row was counted, by its sequence.
-async fn counted(store: &Database, prefix: &[u8]) -> BTreeMap<Vec<u8>, u64> {
+async fn counted(store: &Store, prefix: &[u8]) -> BTreeMap<Vec<u8>, u64> {
     let tx = store.begin();
     let effects = effects(prefix);
     let mut pages = tx.pages(RangeRead::new(KeyRange::prefix(effects.clone())), Isolation::Snapshot);
@@ -148,7 +148,7 @@ pub(crate) async fn processes_share_the_work_while_some_die_sleep_or_come() {
     let store = fixture::open(&file).await;
     let bus = bus(&store, &prefix).await;
     let counter = bus.consumer("counter").unwrap();
-    counter.create(&ConsumerSettings::default().start(Start::from(Cursor::NOTHING))).await.unwrap();
+    counter.create(&ConsumerSettings::default().start(Start::from(Cursor::BEGINNING))).await.unwrap();
     let mut fleet = Vec::new();
     for _ in 0..5 {
         fleet.push(start(&file, &prefix).await);
@@ -183,7 +183,7 @@ pub(crate) async fn processes_share_the_work_while_some_die_sleep_or_come() {
     until("the consumer has counted everything", is_done).await;
     let effects = counted(&store, &prefix).await;
     assert!(effects.values().all(|count| *count == 1), "{effects:?}");
-    let rows = bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap().rows;
+    let rows = bus.feed().page(Cursor::BEGINNING, 1_000).await.unwrap().rows;
     assert!(
         rows.iter().all(|row| effects.contains_key(&row.sequence.as_bytes()[..])),
         "every row was counted"

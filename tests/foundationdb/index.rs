@@ -9,7 +9,7 @@ use notibus::{
         ConsumerOptions, ConsumerSettings, HandlerResult, IndexBuild, ParallelBatch, ParallelJob, index,
     },
     cursor::Start,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Store, Transaction},
 };
 use tokio::sync::oneshot;
 
@@ -26,7 +26,7 @@ const AT_ONCE: usize = 50;
 /// The time for all builds, on a machine with little processor time.
 const BUILT_WITHIN: Duration = Duration::from_mins(4);
 
-async fn bus(store: &Database, prefix: &[u8]) -> Bus {
+async fn bus(store: &Store, prefix: &[u8]) -> Bus {
     let options = BusOptions::default().prefix(prefix.to_vec()).partitions(8).shards(6);
     Bus::open(store, options).await.unwrap()
 }
@@ -49,7 +49,7 @@ pub(crate) async fn indexer(file: &str, prefix: &[u8], end: oneshot::Receiver<()
     let build = move |build: IndexBuild| {
         let (store, feed, prefix) = (store.clone(), changes.feed(&build.db), Arc::clone(&prefix));
         async move {
-            let job = ParallelJob::new(feed, Cursor::NOTHING).with_work(&build.work);
+            let job = ParallelJob::new(feed, Cursor::BEGINNING).with_work(&build.work);
             job.run(move |batch| write(store.clone(), Arc::clone(&prefix), batch)).await?;
             Ok(())
         }
@@ -62,7 +62,7 @@ pub(crate) async fn indexer(file: &str, prefix: &[u8], end: oneshot::Receiver<()
     node.shutdown().await.unwrap();
 }
 
-async fn write(store: Database, prefix: Arc<[u8]>, batch: ParallelBatch<Change>) -> HandlerResult {
+async fn write(store: Store, prefix: Arc<[u8]>, batch: ParallelBatch<Change>) -> HandlerResult {
     let body = async |tx: Transaction| {
         batch.verify(&tx).await?;
         for row in &batch.rows {
@@ -75,7 +75,7 @@ async fn write(store: Database, prefix: Arc<[u8]>, batch: ParallelBatch<Change>)
 }
 
 /// The keys of `what`, and their numbers.
-async fn numbers(store: &Database, prefix: &[u8], what: &str) -> BTreeMap<Vec<u8>, u64> {
+async fn numbers(store: &Store, prefix: &[u8], what: &str) -> BTreeMap<Vec<u8>, u64> {
     let (tx, range) = (store.begin(), keys(prefix, what));
     let mut pages = tx.pages(RangeRead::new(KeyRange::prefix(range.clone())), Isolation::Snapshot);
     let mut found = BTreeMap::new();
@@ -93,7 +93,7 @@ pub(crate) async fn an_index_kept_by_three_processes_equals_the_documents() {
     let store = fixture::open(&file).await;
     let bus = bus(&store, &prefix).await;
     let views = bus.consumer("views").unwrap();
-    views.create(&ConsumerSettings::default().start(Start::from(Cursor::NOTHING))).await.unwrap();
+    views.create(&ConsumerSettings::default().start(Start::from(Cursor::BEGINNING))).await.unwrap();
     let start = async || {
         let mut child = Child::start("indexer", &file, &prefix);
         child.line().await;

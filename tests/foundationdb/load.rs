@@ -11,7 +11,7 @@ use std::{
 
 use notibus::{
     Bus, Dispatcher, Filter,
-    store::{Database, Isolation, KeyRange, RangeRead, RetryPolicy},
+    store::{Isolation, KeyRange, RangeRead, RetryPolicy, Store},
 };
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
@@ -36,14 +36,14 @@ pub(crate) struct Load {
     /// How many transactions were committed.
     committed: Arc<AtomicU64>,
     workers: Vec<JoinHandle<Totals>>,
-    store: Database,
+    store: Store,
     /// The key prefix of the markers.
     markers: Vec<u8>,
 }
 
 impl Load {
     /// Starts the workers. Markers lie below `prefix`, which must not be that of the bus.
-    pub fn start(store: &Database, bus: &Bus, prefix: &[u8]) -> Self {
+    pub fn start(store: &Store, bus: &Bus, prefix: &[u8]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let committed = Arc::new(AtomicU64::new(0));
         let workers = (0..WORKERS).map(|worker| {
@@ -84,7 +84,7 @@ impl Load {
 }
 
 /// How many keys start with `prefix`.
-async fn count(store: &Database, prefix: &[u8]) -> u64 {
+async fn count(store: &Store, prefix: &[u8]) -> u64 {
     let tx = store.begin();
     let mut pages = tx.pages(RangeRead::new(KeyRange::prefix(prefix.to_vec())), Isolation::Snapshot);
     let mut count = 0;
@@ -96,7 +96,7 @@ async fn count(store: &Database, prefix: &[u8]) -> u64 {
 
 struct Worker {
     number: u64,
-    store: Database,
+    store: Store,
     /// Where to record.
     bus: Bus,
     /// The key prefix of the markers.

@@ -9,7 +9,7 @@ use std::{
 
 use notibus::{
     Error,
-    store::{Database, FoundationDbOptions, Isolation},
+    store::{FoundationDbOptions, Isolation, Store},
 };
 
 use crate::{child::Child, fixture};
@@ -20,7 +20,7 @@ const LATE: Duration = Duration::from_secs(30);
 /// Why the cluster of `file` cannot be opened.
 async fn refused(file: &Path) -> String {
     let options = FoundationDbOptions::default().connect_timeout(Duration::from_secs(1));
-    let opening = Database::foundationdb_with(file, &options);
+    let opening = Store::foundationdb_with(file, &options);
     match tokio::time::timeout(LATE, opening).await.expect("it does not hang") {
         Err(Error::Open { path, reason, .. }) => {
             assert_eq!(path, file);

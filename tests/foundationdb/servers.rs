@@ -8,7 +8,7 @@ use std::{
 
 use notibus::{
     Bus, Dispatcher, DispatcherOptions, Notifier,
-    store::{Database, Isolation, RetryPolicy, Transaction},
+    store::{Isolation, RetryPolicy, Store, Transaction},
 };
 use tokio::task::block_in_place;
 
@@ -25,7 +25,7 @@ const MARKERS: &[u8] = b"markers/";
 /// A bus with all its roles, under load, on a cluster of its own.
 struct Stage {
     bus: Bus,
-    store: Database,
+    store: Store,
     notifier: Notifier,
     _dispatcher: Dispatcher,
     observer: Observer,

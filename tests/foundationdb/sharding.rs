@@ -10,7 +10,7 @@ use notibus::{
     Bus, Cursor, JanitorOptions, Sequence,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
     consumer::{ParallelBatch, ParallelJob},
-    store::Database,
+    store::Store,
 };
 
 use crate::{
@@ -67,14 +67,14 @@ pub(crate) async fn a_parallel_job_ends_at_one_state() {
             }
         }
     };
-    let job = ParallelJob::new(feed.clone(), Cursor::NOTHING);
+    let job = ParallelJob::new(feed.clone(), Cursor::BEGINNING);
     let (to, ()) = tokio::join!(job.run(work), async {
         for n in 100..200 {
             edit(n).await;
         }
     });
     let to = to.unwrap();
-    let rows = feed.page(Cursor::NOTHING, 1_000).await.unwrap().rows;
+    let rows = feed.page(Cursor::BEGINNING, 1_000).await.unwrap().rows;
     let expected: BTreeMap<_, _> = rows
         .iter()
         .filter(|row| row.sequence <= to.position())
@@ -88,9 +88,9 @@ pub(crate) async fn a_parallel_job_ends_at_one_state() {
 pub(crate) async fn a_bus_moves_to_a_cluster_and_away() {
     let cluster = fixture::open(fixture::shared()).await;
     let prefix = fixture::prefix("moved");
-    let mut store = Database::memory();
+    let mut store = Store::memory();
     let mut last = Sequence::MIN;
-    for (step, next) in [cluster, Database::memory()].into_iter().enumerate() {
+    for (step, next) in [cluster, Store::memory()].into_iter().enumerate() {
         let bus = fixture::bus(&store, &prefix).await;
         let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         for n in 0..50 {

@@ -12,7 +12,7 @@ use std::{
 use notibus::{
     Bus, BusOptions, Db, DbInstance, NodeOptions, NotifierOptions,
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{Attempt, CommitFault, Faults, Operation},
     },
 };
@@ -300,7 +300,7 @@ impl Idle {
 }
 
 async fn notifier_without_leases(stage: &Stage) -> Idle {
-    let store = Database::foundationdb(stage.cluster.file()).await.unwrap();
+    let store = Store::foundationdb(stage.cluster.file()).await.unwrap();
     let faults = Faults::new(&store);
     faults.plan_commits(|attempt: &Attempt| {
         let claims = attempt
@@ -308,7 +308,7 @@ async fn notifier_without_leases(stage: &Stage) -> Idle {
             .any(|done| matches!(done, Operation::Set { key, .. } if key.starts_with(LEASES)));
         claims.then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT))
     });
-    let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+    let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();
     let notifier =
         bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
     Idle { notifier, faults }
@@ -316,7 +316,7 @@ async fn notifier_without_leases(stage: &Stage) -> Idle {
 
 /// Records databases with long names, and waits until they are in the feed.
 async fn record_long_names(stage: &Stage) {
-    let store = Database::foundationdb(stage.cluster.file()).await.unwrap();
+    let store = Store::foundationdb(stage.cluster.file()).await.unwrap();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let producer = bus.producer();
     let db = |number| {

@@ -9,7 +9,7 @@ use notibus::{
         ApiOptions, Authorize, Caller, Credentials, Failure, Grant, Server, ServerOptions,
         axum::{Router, http::request::Parts},
     },
-    store::Database,
+    store::Store,
 };
 use tokio::io::AsyncWriteExt;
 
@@ -135,7 +135,7 @@ async fn a_server_with_the_default_options_answers_no_rebound_page() {
 
 async fn start(address: &str, limits: ServerOptions) -> notibus::Result<Server> {
     let listener = tokio::net::TcpListener::bind(address).await.unwrap();
-    Server::start(listener, Router::new(), limits, Database::memory().env())
+    Server::start(listener, Router::new(), limits, Store::memory().env())
 }
 
 /// Regression: the server listened for other machines although the default access is open to everyone.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use notibus::{
     Db, EventKind, Sequence,
     http::{ApiOptions, ServerOptions},
-    store::Database,
+    store::Store,
 };
 
 use crate::{
@@ -27,7 +27,7 @@ fn row(seq: Sequence, id: &str, position: u64) -> String {
 
 /// Starts a node with a layer that has one database with this many shards.
 async fn fixture(name: &str, shards: u32) -> (HttpFixture, Arc<Layer>, Db) {
-    let (fixture, layer) = layered(Database::memory(), ApiOptions::default()).await;
+    let (fixture, layer) = layered(Store::memory(), ApiOptions::default()).await;
     let db = db(name, 1);
     layer.create(&db, shards).await;
     (fixture, layer, db)
@@ -376,7 +376,7 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
 #[tokio::test]
 async fn what_a_layer_shows_is_known_by_caller() {
     let options = ApiOptions::default().authorize(credentials(&[line("ann"), line("bob")]));
-    let (fixture, layer) = layered(Database::memory(), options).await;
+    let (fixture, layer) = layered(Store::memory(), options).await;
     let db = db("d", 1);
     layer.create(&db, 1).await;
     layer.write(&db, "doc7", 1, 1, false).await;

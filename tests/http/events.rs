@@ -6,7 +6,7 @@ use notibus::{
     Bus, DbName, Dispatcher, DispatcherOptions, EventKind,
     http::{Api, ApiOptions, Server, ServerOptions},
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{Attempt, CommitFault, Faults, Operation, Trace},
     },
 };
@@ -24,7 +24,7 @@ async fn fixture() -> HttpFixture {
 }
 
 /// A server on `store` that records events, which nobody folds.
-async fn recorder(store: &Database) -> (Bus, Dispatcher, Server) {
+async fn recorder(store: &Store) -> (Bus, Dispatcher, Server) {
     let bus = narrow_bus(store).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
@@ -120,8 +120,8 @@ async fn all_or_nothing() {
 
 #[tokio::test]
 async fn all_events_of_a_request_are_one_transaction() {
-    let trace = Trace::new(&Database::memory());
-    let (_bus, _dispatcher, server) = recorder(&trace.database()).await;
+    let trace = Trace::new(&Store::memory());
+    let (_bus, _dispatcher, server) = recorder(&trace.store()).await;
     trace.take();
     let body = r#"[{"db":"a","type":"created"},{"db":"b","type":"updated"},{"db":"c","type":"deleted"}]"#;
     assert_eq!(ask(server.local_addr(), "POST", "/_notibus/events", "", body).await.head.status, 201);
@@ -169,8 +169,8 @@ async fn requests_that_meet_agree_on_what_a_name_stands_for() {
 
 #[tokio::test]
 async fn an_unknown_result_counts_once() {
-    let faults = Faults::new(&Database::memory());
-    let (bus, _dispatcher, server) = recorder(&faults.database()).await;
+    let faults = Faults::new(&Store::memory());
+    let (bus, _dispatcher, server) = recorder(&faults.store()).await;
     faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
     let body = r#"[{"db":"a","type":"updated"}]"#;
     assert_eq!(ask(server.local_addr(), "POST", "/_notibus/events", "", body).await.head.status, 201);

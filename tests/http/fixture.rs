@@ -5,14 +5,14 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use notibus::{
     Bus, Db, Dispatcher, DispatcherOptions, EventKind, Notification, Notifier, NotifierOptions,
     http::{Api, ApiOptions, Authorize, Credentials, Server, ServerOptions, axum::Router},
-    store::Database,
+    store::Store,
 };
 
 use crate::common::{self, joined, narrow_bus, record, until};
 
 /// A node that serves on loopback.
 pub struct HttpFixture {
-    pub store: Database,
+    pub store: Store,
     pub bus: Bus,
     /// Folds at once.
     _notifier: Notifier,
@@ -36,7 +36,7 @@ impl HttpFixture {
     pub async fn with(
         options: ApiOptions,
         limits: ServerOptions,
-        router: impl FnOnce(&Api, &Database, &Bus) -> Router,
+        router: impl FnOnce(&Api, &Store, &Bus) -> Router,
     ) -> Self {
         Self::dispatched(DispatcherOptions::default(), options, limits, router).await
     }
@@ -46,18 +46,18 @@ impl HttpFixture {
         dispatcher: DispatcherOptions,
         options: ApiOptions,
         limits: ServerOptions,
-        router: impl FnOnce(&Api, &Database, &Bus) -> Router,
+        router: impl FnOnce(&Api, &Store, &Bus) -> Router,
     ) -> Self {
-        Self::over(Database::memory(), dispatcher, options, limits, router).await
+        Self::over(Store::memory(), dispatcher, options, limits, router).await
     }
 
     /// Like [`HttpFixture::dispatched`], on this store.
     pub async fn over(
-        store: Database,
+        store: Store,
         dispatcher: DispatcherOptions,
         options: ApiOptions,
         limits: ServerOptions,
-        router: impl FnOnce(&Api, &Database, &Bus) -> Router,
+        router: impl FnOnce(&Api, &Store, &Bus) -> Router,
     ) -> Self {
         let bus = narrow_bus(&store).await;
         let notifier = joined(&bus).await.notifier(quick()).await.unwrap();

@@ -9,7 +9,7 @@ use notibus::{
         Api, ApiOptions,
         axum::{Router, body::Body, http::Request},
     },
-    store::{Database, testing::Trace},
+    store::{Store, testing::Trace},
 };
 use tokio::task::JoinSet;
 use tower::ServiceExt;
@@ -33,8 +33,8 @@ const LOOKS_MAX: usize = MINUTES as usize;
 /// Now the one poll of the process looks at their database once a minute, to find the changes without a notification.
 #[tokio::test(start_paused = true)]
 async fn feeds_that_wait_hardly_ever_look_at_the_store() {
-    let trace = Trace::new(&Database::memory());
-    let store = trace.database();
+    let trace = Trace::new(&Store::memory());
+    let store = trace.store();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(quick()).await.unwrap();
     let dispatcher = Arc::new(bus.dispatcher(DispatcherOptions::default()).await.unwrap());
@@ -82,7 +82,7 @@ async fn feeds_that_wait_hardly_ever_look_at_the_store() {
 
 /// Starts a layer with the database `d`, and makes the router that serves its changes.
 async fn served() -> (Bus, (Notifier, Dispatcher), Arc<Layer>, Router, Api) {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let notifier = joined(&bus).await.notifier(quick()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();

@@ -9,14 +9,14 @@ use futures_util::future::BoxFuture;
 use notibus::{
     Bus, Db, DbName, DispatcherOptions, Result, Sequence,
     changes::{Changes, ChangesOptions, DocId, DocSource, DocSummary, Leaf, Revision},
-    http::{ApiOptions, Asked, Caller, Databases, Failure, Lens, ServerOptions},
-    store::{Database, Transaction},
+    http::{ApiOptions, Caller, ChangesRequest, Databases, DocView, Failure, ServerOptions},
+    store::{Store, Transaction},
 };
 
 use crate::fixture::HttpFixture;
 
 /// Starts a node on `store` that serves the changes of a layer.
-pub async fn layered(store: Database, options: ApiOptions) -> (HttpFixture, Arc<Layer>) {
+pub async fn layered(store: Store, options: ApiOptions) -> (HttpFixture, Arc<Layer>) {
     let mut layer = None;
     let (dispatcher, limits) = (DispatcherOptions::default(), ServerOptions::default());
     let fixture = HttpFixture::over(store, dispatcher, options, limits, |api, _, bus| {
@@ -99,8 +99,8 @@ impl Databases for Layer {
     fn lens<'a>(
         &'a self,
         _: &'a Db,
-        asked: &'a Asked,
-    ) -> BoxFuture<'a, Result<Option<Arc<dyn Lens>>, Failure>> {
+        asked: &'a ChangesRequest,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn DocView>>, Failure>> {
         let lens = match asked.filter.as_deref() {
             Some("_selector") => String::from_utf8(asked.body.to_vec()).ok(),
             Some("app/ids") => {
@@ -110,7 +110,7 @@ impl Databases for Layer {
             None if asked.conflicts && !asked.attachments => Some(String::new()),
             _ => None,
         };
-        let lens = lens.map(|text| Arc::new(Chosen { text, conflicts: asked.conflicts }) as Arc<dyn Lens>);
+        let lens = lens.map(|text| Arc::new(Chosen { text, conflicts: asked.conflicts }) as Arc<dyn DocView>);
         Box::pin(std::future::ready(Ok(lens)))
     }
 }
@@ -135,7 +135,7 @@ impl DocSource for Chosen {
     }
 }
 
-impl Lens for Chosen {
+impl DocView for Chosen {
     fn keeps<'a>(
         &'a self,
         doc: &'a DocSummary,

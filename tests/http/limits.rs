@@ -5,7 +5,7 @@ use std::time::Duration;
 use notibus::{
     DispatcherOptions, Error, EventKind,
     http::{Api, ApiOptions, ServerOptions},
-    store::Database,
+    store::Store,
 };
 
 use crate::{
@@ -215,7 +215,7 @@ async fn connections_wait_in_line_while_the_server_is_busy() {
 
 #[tokio::test]
 async fn options_out_of_their_limits_are_typed_errors() {
-    let bus = narrow_bus(&Database::memory()).await;
+    let bus = narrow_bus(&Store::memory()).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let good = ApiOptions::default;
     for bad in [

@@ -20,7 +20,7 @@ use notibus::{
         },
     },
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{Faults, Operation},
     },
 };
@@ -37,7 +37,7 @@ const CHUNK_MAX: usize = (32 << 10) + 7_000;
 
 /// A node without a listener.
 struct Node {
-    store: Database,
+    store: Store,
     bus: Bus,
     _notifier: Notifier,
     dispatcher: Arc<Dispatcher>,
@@ -48,7 +48,7 @@ struct Node {
 
 impl Node {
     /// Starts a node on `store` whose ring holds `ring_rows_max` rows.
-    async fn new(store: &Database, ring_rows_max: usize) -> Self {
+    async fn new(store: &Store, ring_rows_max: usize) -> Self {
         let bus = narrow_bus(store).await;
         let notifier = joined(&bus).await.notifier(quick()).await.unwrap();
         let options = DispatcherOptions::default().ring_rows_max(ring_rows_max);
@@ -99,7 +99,7 @@ async fn next(feed: &mut BodyDataStream) -> Bytes {
 
 #[tokio::test]
 async fn feeds_that_look_alike_share_their_bytes() {
-    let node = Node::new(&Database::memory(), 1_000).await;
+    let node = Node::new(&Store::memory(), 1_000).await;
     let mut feeds = Vec::new();
     for target in [
         "feed=continuous",
@@ -129,7 +129,7 @@ async fn feeds_that_look_alike_share_their_bytes() {
 #[tokio::test]
 async fn feeds_share_the_bytes_of_a_full_batch() {
     const DATABASES: usize = 30;
-    let node = Node::new(&Database::memory(), 1_000).await;
+    let node = Node::new(&Store::memory(), 1_000).await;
     let target = "/_db_updates?feed=continuous&since=now&heartbeat=60000";
     let mut feeds = [node.feed(target).await, node.feed(target).await];
     // They began at different times. After a batch they know the same.
@@ -150,7 +150,7 @@ async fn feeds_share_the_bytes_of_a_full_batch() {
 #[tokio::test]
 async fn a_feed_whose_batch_has_left_the_ring_continues_from_the_store() {
     const DATABASES: usize = 30;
-    let node = Node::new(&Database::memory(), 1).await;
+    let node = Node::new(&Store::memory(), 1).await;
     let mut feed = node.feed("/_db_updates?feed=continuous&since=now&heartbeat=60000").await;
     node.event("a", EventKind::Created).await;
     next(&mut feed).await;
@@ -189,7 +189,7 @@ async fn chunks_of(feed: &mut BodyDataStream, rows: usize) -> Vec<Bytes> {
 #[tokio::test]
 async fn chunks_are_bounded_in_bytes_whatever_the_names() {
     const DATABASES: usize = 150;
-    let node = Node::new(&Database::memory(), 10_000).await;
+    let node = Node::new(&Store::memory(), 10_000).await;
     let mut live = Vec::new();
     for feed in ["continuous", "eventsource"] {
         live.push(node.feed(&format!("/_db_updates?feed={feed}&since=now&limit={DATABASES}")).await);
@@ -236,9 +236,9 @@ async fn read_chunks(feeds: Vec<BodyDataStream>, rows: usize) {
 /// the batches of the ring.
 #[tokio::test]
 async fn batches_of_a_catch_up_are_bounded_in_bytes() {
-    let node = Node::new(&Database::memory(), 1).await;
+    let node = Node::new(&Store::memory(), 1).await;
     node.create_long(100).await;
-    let mut batches = node.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batches();
+    let mut batches = node.dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).batches();
     let mut names = std::collections::BTreeSet::new();
     while names.len() < 100 {
         let batch = within("a batch", batches.next()).await.unwrap().into_delivery().unwrap();
@@ -251,7 +251,7 @@ async fn batches_of_a_catch_up_are_bounded_in_bytes() {
 /// that says so.
 #[tokio::test]
 async fn a_live_feed_that_has_expired_is_cut_off() {
-    let node = Node::new(&Database::memory(), 1).await;
+    let node = Node::new(&Store::memory(), 1).await;
     let since = node.bus.feed().now().await.unwrap();
     let mut feed = node.feed(&format!("/_db_updates?feed=continuous&since={since}&heartbeat=10")).await;
     assert_eq!(within("a heartbeat", feed.next()).await.unwrap().unwrap(), "\n");
@@ -285,8 +285,8 @@ async fn a_live_feed_that_has_expired_is_cut_off() {
 /// minutes, as each attempt to read its first page took long.
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_cannot_begin_is_refused_within_a_minute() {
-    let faults = Faults::new(&Database::memory());
-    let node = Node::new(&faults.database(), 1).await;
+    let faults = Faults::new(&Store::memory());
+    let node = Node::new(&faults.store(), 1).await;
     faults.delay_reads(Duration::from_hours(1));
     for query in ["", "?since=now&feed=continuous", "?feed=longpoll", "?descending=true"] {
         let asked = tokio::time::Instant::now();
@@ -300,7 +300,7 @@ async fn a_feed_that_cannot_begin_is_refused_within_a_minute() {
 /// Cause: events of the bus itself moved the end of the feed, so a client got the same rows again after a minute without any event.
 #[tokio::test(start_paused = true)]
 async fn an_entity_tag_holds_at_rest() {
-    let node = Node::new(&Database::memory(), 100).await;
+    let node = Node::new(&Store::memory(), 100).await;
     let janitor = joined(&node.bus).await.janitor(JanitorOptions::default()).await.unwrap();
     node.event("a", EventKind::Created).await;
     let asked = async |tag: Option<&str>| {
@@ -318,8 +318,8 @@ async fn an_entity_tag_holds_at_rest() {
 /// If the dispatcher cannot read for a feed, the feed tries again after a pause, and misses nothing.
 #[tokio::test(start_paused = true)]
 async fn a_live_feed_waits_out_failures() {
-    let faults = Faults::new(&Database::memory());
-    let node = Node::new(&faults.database(), 1).await;
+    let faults = Faults::new(&Store::memory());
+    let node = Node::new(&faults.store(), 1).await;
     let mut feed = node.feed("/_db_updates?feed=continuous&since=now&heartbeat=1000").await;
     assert_eq!(within("a heartbeat", feed.next()).await.unwrap().unwrap(), "\n");
     for name in ["a", "b", "c"] {

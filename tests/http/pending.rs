@@ -8,7 +8,7 @@ use notibus::{
     Db,
     changes::{DocId, DocSummary, Revision},
     http::ApiOptions,
-    store::{Database, testing::Faults},
+    store::{Store, testing::Faults},
 };
 
 use crate::{
@@ -23,8 +23,8 @@ const BATCH: usize = 1_000;
 
 /// Starts a node on a store that counts, with a layer that has one database with this many documents.
 async fn filled(documents: usize) -> (HttpFixture, Faults, Arc<Layer>, Db) {
-    let faults = Faults::new(&Database::memory());
-    let (fixture, layer) = layered(faults.database(), ApiOptions::default()).await;
+    let faults = Faults::new(&Store::memory());
+    let (fixture, layer) = layered(faults.store(), ApiOptions::default()).await;
     let db = db("d", 1);
     layer.create(&db, 8).await;
     for batch in 0..documents / BATCH {

@@ -1,6 +1,6 @@
 //! Tests the parameters of feeds: which are known, refused, or may not be given twice.
 
-use notibus::{Sequence, http::ApiOptions, store::Database};
+use notibus::{Sequence, http::ApiOptions, store::Store};
 
 use crate::{
     client::{ask, get},
@@ -11,7 +11,7 @@ use crate::{
 
 /// A server with both kinds of feeds, and an empty database `d`.
 async fn fixture() -> (HttpFixture, std::sync::Arc<Layer>) {
-    let (fixture, layer) = layered(Database::memory(), ApiOptions::default()).await;
+    let (fixture, layer) = layered(Store::memory(), ApiOptions::default()).await;
     layer.create(&db("d", 1), 1).await;
     (fixture, layer)
 }

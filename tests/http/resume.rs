@@ -12,7 +12,7 @@ use std::{
 use notibus::{
     Bus, Cursor, Db, DbInstance, EventKind, JanitorOptions, Notification, Sequence,
     http::{ApiOptions, ServerOptions},
-    store::Database,
+    store::Store,
 };
 
 use crate::{
@@ -73,7 +73,7 @@ impl Reader {
 }
 
 /// Creates, updates and deletes databases until `stop` becomes true. Each name belongs to one place of a random walk.
-async fn churn(store: Database, bus: Bus, mut dice: fastrand::Rng, stop: Arc<AtomicBool>) {
+async fn churn(store: Store, bus: Bus, mut dice: fastrand::Rng, stop: Arc<AtomicBool>) {
     let producer = bus.producer();
     let mut databases: HashMap<usize, Option<Db>> = HashMap::new();
     while !stop.load(Ordering::Relaxed) {
@@ -224,7 +224,7 @@ async fn a_thousand_cuts_lose_and_repeat_nothing() {
     for row in rest["results"].as_array().unwrap() {
         reader.take(&row.to_string());
     }
-    let page = fixture.bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap();
+    let page = fixture.bus.feed().page(Cursor::BEGINNING, 1_000).await.unwrap();
     let truth = |row: &Notification| if row.is_deleted() { Belief::Deleted } else { Belief::Lives };
     let truth: HashMap<_, _> = page.rows.iter().map(|row| (row.name.to_string(), truth(row))).collect();
     assert_eq!(reader.beliefs, truth);

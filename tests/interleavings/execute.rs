@@ -5,7 +5,7 @@ use std::{cell::Cell, pin::pin};
 use futures_util::FutureExt;
 use notibus::{
     Error,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError, Transaction, Watch},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Store, StoreError, Transaction, Watch},
 };
 
 use crate::{
@@ -15,11 +15,11 @@ use crate::{
 };
 
 /// Runs `steps` on `db`, below `prefix`, which must be empty, and returns the observations.
-pub(crate) async fn execute(db: &Database, prefix: &[u8], steps: &[Step]) -> Trace {
+pub(crate) async fn execute(store: &Store, prefix: &[u8], steps: &[Step]) -> Trace {
     let mut execution = Execution {
-        db,
+        store,
         prefix,
-        slots: (0..SLOTS).map(|_| Slot::new(db)).collect(),
+        slots: (0..SLOTS).map(|_| Slot::new(store)).collect(),
         read_versions: Vec::new(),
         stamps: Vec::new(),
         polls: 0,
@@ -43,8 +43,8 @@ struct Slot {
 }
 
 impl Slot {
-    fn new(db: &Database) -> Self {
-        Self { tx: db.begin(), has_version: false, is_old: false, has_written: false, watches: Vec::new() }
+    fn new(store: &Store) -> Self {
+        Self { tx: store.begin(), has_version: false, is_old: false, has_written: false, watches: Vec::new() }
     }
 
     /// Begins again.
@@ -63,7 +63,7 @@ impl Slot {
 
 /// An interleaving that is being run.
 struct Execution<'a> {
-    db: &'a Database,
+    store: &'a Store,
     prefix: &'a [u8],
     slots: Vec<Slot>,
     read_versions: Vec<u64>,
@@ -209,7 +209,7 @@ impl Execution<'_> {
             commits.set(1);
             Err(StoreError::TRANSACTION_TOO_OLD.into())
         };
-        self.db.run(body).await.expect("a blind write succeeds in the end");
+        self.store.run(body).await.expect("a blind write succeeds in the end");
         // Nothing has the stamps of these two commits.
         self.stamps.extend([[0xff; STAMP_LEN]; 2]);
         self.go_on().await;
@@ -233,7 +233,7 @@ impl Execution<'_> {
             Ok(())
         };
         // A cluster that is slow or recovers may fail it; doing it twice does no harm.
-        self.db.run(set).await.expect("a blind write succeeds in the end");
+        self.store.run(set).await.expect("a blind write succeeds in the end");
     }
 
     async fn get(&self, slot: usize, key: u8, isolation: Isolation) -> Event {
@@ -275,7 +275,7 @@ impl Execution<'_> {
     async fn rows(&self) -> Vec<Row> {
         let all = KeyRange::new(self.key(LETTERS[0]), self.key(b'~'));
         let read = RangeRead::new(all);
-        let page = self.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await;
+        let page = self.store.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await;
         self.to_rows(&page.expect("a new transaction can read").rows)
     }
 

@@ -1,7 +1,7 @@
 //! Random interleavings of open transactions: the store against a deliberately naive model of FoundationDB.
 //!
 //! An interleaving is a list of [`steps::Step`]s of a few transactions over a tiny key space. [`execute::execute`] runs it
-//! on any [`Database`] and returns all observations as a [`trace::Trace`]; [`model::predict`] returns the expected ones.
+//! on any [`Store`] and returns all observations as a [`trace::Trace`]; [`model::predict`] returns the expected ones.
 //! The two share nothing but the steps and the type of the trace. A failure is shrunk, and printed with its seed.
 //!
 //! `NOTIBUS_INTERLEAVINGS` sets their number, `NOTIBUS_SEED` replays a run.
@@ -12,7 +12,7 @@ mod moved;
 mod steps;
 mod trace;
 
-use notibus::store::Database;
+use notibus::store::Store;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 use crate::{steps::Step, trace::Trace};
@@ -80,7 +80,7 @@ fn the_store_in_memory_does_what_the_model_does() {
     let runtime = runtime(true);
     let cases = setting("NOTIBUS_INTERLEAVINGS").unwrap_or(INTERLEAVINGS);
     for_interleavings(cases, |steps| {
-        let found = runtime.block_on(async { execute::execute(&Database::memory(), b"", steps).await });
+        let found = runtime.block_on(async { execute::execute(&Store::memory(), b"", steps).await });
         compare(steps, &model::predict(steps), &found)
     });
 }
@@ -89,11 +89,11 @@ fn the_store_in_memory_does_what_the_model_does() {
 fn the_store_in_a_folder_does_what_the_model_does() {
     let runtime = runtime(false);
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let db = Database::open_dir(folder.path()).expect("an empty folder can be opened");
+    let store = Store::open_dir(folder.path()).expect("an empty folder can be opened");
     for_interleavings(INTERLEAVINGS_DURABLE, |steps| {
         let prefix = fastrand::u64(..).to_be_bytes();
         let prefix = [b"interleavings/", &prefix[..]].concat();
-        let found = runtime.block_on(execute::execute(&db, &prefix, steps));
+        let found = runtime.block_on(execute::execute(&store, &prefix, steps));
         compare(steps, &model::predict(steps), &found)
     });
 }

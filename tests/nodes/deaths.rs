@@ -5,7 +5,7 @@ use std::time::Duration;
 use notibus::{
     Bus, BusOptions, NodeOptions, Notifier, NotifierOptions,
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{Attempt, CommitFault, Faults, Gate, Operation},
     },
 };
@@ -18,7 +18,7 @@ use crate::{
 
 /// `count` notifiers that start one after the other. Each has opened the bus for itself, as processes do: what one of them has seen of
 /// others, no other one knows.
-async fn processes(store: &Database, count: usize) -> Vec<Notifier> {
+async fn processes(store: &Store, count: usize) -> Vec<Notifier> {
     let mut notifiers = Vec::new();
     for _ in 0..count {
         notifiers.push(joined(&wide_bus(store).await).await.notifier(unpolled()).await.unwrap());
@@ -27,14 +27,14 @@ async fn processes(store: &Database, count: usize) -> Vec<Notifier> {
 }
 
 /// A notifier, and 80 that start after it.
-async fn one_beside_80(store: &Database) -> (Notifier, Vec<Notifier>) {
+async fn one_beside_80(store: &Store) -> (Notifier, Vec<Notifier>) {
     let mut notifiers = processes(store, 81).await;
     (notifiers.remove(0), notifiers)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_node_is_replaced_after_the_expiry_and_one_balance_interval() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let a = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
@@ -50,7 +50,7 @@ async fn a_dead_node_is_replaced_after_the_expiry_and_one_balance_interval() {
 /// If all nodes have died, the next one has to wait, because it cannot know when they did.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     drop(joined(&bus).await.notifier(unpolled()).await.unwrap());
     tokio::time::sleep(Duration::from_mins(1)).await;
@@ -64,7 +64,7 @@ async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
 /// A node watches 8 others, whatever their number; and if many die at once, the last is found as soon as the first.
 #[tokio::test(start_paused = true)]
 async fn a_third_of_many_nodes_dies_at_once() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let mut notifiers = processes(&store, 60).await;
     tokio::time::sleep(INTERVAL * 4).await;
@@ -84,7 +84,7 @@ async fn a_third_of_many_nodes_dies_at_once() {
 /// Regression: the only surviving node removed the eight dead ones that it watched, and the next eight an expiry later, and so on.
 #[tokio::test(start_paused = true)]
 async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let mut notifiers = processes(&store, 40).await;
     tokio::time::sleep(INTERVAL * 4).await;
@@ -98,10 +98,10 @@ async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
 /// succeed together. Then it watched only its neighbours again.
 #[tokio::test(start_paused = true)]
 async fn dead_nodes_are_removed_although_large_transactions_fail() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
-    let (notifier, others) = one_beside_80(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
+    let (notifier, others) = one_beside_80(&faults.store()).await;
     tokio::time::sleep(INTERVAL * 4).await;
     faults.plan_commits(|attempt| {
         let is_large = writes(attempt, NODES) && attempt.reads().count() > 40;
@@ -117,9 +117,9 @@ async fn dead_nodes_are_removed_although_large_transactions_fail() {
 /// another node had given back had no owner for as long as the removal failed.
 #[tokio::test(start_paused = true)]
 async fn removals_that_fail_hold_up_no_worker() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (bus_a, bus_b) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
+    let (bus_a, bus_b) = (wide_bus(&store).await, wide_bus(&faults.store()).await);
     let a = joined(&bus_a).await.notifier(unpolled()).await.unwrap();
     let b = joined(&bus_b).await.notifier(unpolled()).await.unwrap();
     until("they share", async || is_even(&[&a, &b], 64)).await;
@@ -140,9 +140,9 @@ async fn removals_that_fail_hold_up_no_worker() {
 
 /// How long the only survivor of 80 takes to replace the others, if each commit of a removal takes `takes`.
 async fn time_to_replace(takes: Duration) -> Duration {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (notifier, others) = one_beside_80(&faults.database()).await;
+    let (notifier, others) = one_beside_80(&faults.store()).await;
     tokio::time::sleep(INTERVAL * 6).await;
     faults.plan_commits(move |attempt| {
         removes(attempt, NODES).then(|| {
@@ -182,7 +182,7 @@ async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let notifier = runtime.block_on(async {
-            let store = Database::open_dir(&path).unwrap();
+            let store = Store::open_dir(&path).unwrap();
             let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
             let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
             until("a lease", async || bus.nodes().await.unwrap().iter().any(|node| !node.leases.is_empty()))
@@ -194,7 +194,7 @@ async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
         drop(notifier);
     });
     crashed.join().unwrap();
-    let store = Database::open_dir(folder.path()).unwrap();
+    let store = Store::open_dir(folder.path()).unwrap();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     assert_eq!(bus.nodes().await.unwrap(), []);
     let node = bus.node(NodeOptions::default()).await.unwrap();
@@ -225,7 +225,7 @@ async fn disk_with_a_dead_node() -> SimulatedDisk {
 async fn an_opening_that_fails_leaves_the_dead_nodes_to_the_next_one() {
     let store = disk_with_a_dead_node().await.open_small(1 << 30).unwrap();
     let faults = Faults::new(&store);
-    let db = faults.database();
+    let db = faults.store();
     let gate = Gate::default();
     let held = gate.clone();
     faults.plan_commits(move |attempt| forgets(attempt).then(|| CommitFault::Hold(held.clone())));
@@ -251,7 +251,7 @@ async fn of_two_openings_at_once_none_removes_a_living_node() {
     let gate = Gate::default();
     let held = gate.clone();
     faults.plan_commits(move |attempt| forgets(attempt).then(|| CommitFault::Hold(held.clone())));
-    let first_db = faults.database();
+    let first_db = faults.store();
     let first = tokio::spawn(async move { Bus::open(&first_db, BusOptions::default()).await });
     gate.reached().await;
     let second = Bus::open(&store, BusOptions::default()).await.unwrap();

@@ -6,7 +6,7 @@ use notibus::{
     Error, NodeOptions,
     node::{NodeId, Role},
     store::{
-        Database, KeyRange, StoreError, Transaction,
+        KeyRange, Store, StoreError, Transaction,
         testing::{Attempt, CommitFault, Faults, Gate},
     },
 };
@@ -22,9 +22,9 @@ use crate::common::{
 /// again.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_cannot_commit_and_joins_again() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus_a = wide_bus(&faults.database()).await;
+    let bus_a = wide_bus(&faults.store()).await;
     let bus_b = wide_bus(&store).await;
     let a = joined(&bus_a).await.notifier(unpolled()).await.unwrap();
     let gate = Gate::default();
@@ -62,11 +62,11 @@ async fn a_zombie_cannot_commit_and_joins_again() {
 fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (paused, awake) = (runtime(), runtime());
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
     let gate = Gate::default();
     let (bus_a, a) = paused.block_on(async {
-        let bus = narrow_bus(&faults.database()).await;
+        let bus = narrow_bus(&faults.store()).await;
         let (heartbeat, expiry) = (Duration::from_hours(1), Duration::from_hours(2));
         let rarely = NodeOptions::default().heartbeat(heartbeat).expiry(expiry);
         let notifier = bus.node(rarely).await.unwrap().notifier(unpolled()).await.unwrap();
@@ -102,9 +102,9 @@ fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
 /// A node that cannot send heartbeats for as long as the expiry gives up by itself, even if no other takes over.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_cannot_beat_gives_everything_up() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
     let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     let fails = |attempt: &Attempt| {
@@ -127,9 +127,9 @@ async fn a_node_that_cannot_beat_gives_everything_up() {
 /// reach the new owner.
 #[tokio::test(start_paused = true)]
 async fn the_wake_up_of_a_fenced_notifier_is_passed_on() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (bus_a, bus_b) = (narrow_bus(&faults.database()).await, narrow_bus(&store).await);
+    let (bus_a, bus_b) = (narrow_bus(&faults.store()).await, narrow_bus(&store).await);
     let a = joined(&bus_a).await.notifier(unpolled()).await.unwrap();
     let b = joined(&bus_b).await.notifier(unpolled()).await.unwrap();
     let fails = |attempt: &Attempt| {
@@ -145,7 +145,7 @@ async fn the_wake_up_of_a_fenced_notifier_is_passed_on() {
 
 #[tokio::test(start_paused = true)]
 async fn two_processes_cannot_live_under_one_id() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus_a, bus_b) = (wide_bus(&store).await, wide_bus(&store).await);
     let options = || NodeOptions::default().id(Some(NodeId([7; 16])));
     let a = bus_a.node(options()).await.unwrap();
@@ -168,9 +168,9 @@ async fn two_processes_cannot_live_under_one_id() {
 /// An acquisition that times out and commits later leaves a lease that its owner does not know. The owner finds it.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_owned_without_knowledge_is_found() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
     let a = joined(&wide_bus(&store).await).await.notifier(unpolled()).await.unwrap();
     let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -186,9 +186,9 @@ async fn a_lease_that_is_owned_without_knowledge_is_found() {
 /// had a row and took no work.
 #[tokio::test(start_paused = true)]
 async fn a_node_knows_its_own_claim_again() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
     let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let fails = |attempt: &Attempt| {
         writes(attempt, NODES).then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT))
@@ -208,7 +208,7 @@ async fn a_node_knows_its_own_claim_again() {
 #[tokio::test(start_paused = true)]
 async fn a_node_stops_its_roles_once_its_bus_is_gone() {
     for is_wiped in [true, false] {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = wide_bus(&store).await;
         let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
         if is_wiped {
@@ -242,7 +242,7 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
 /// knew of no trouble; a role that it entered meanwhile counted as published.
 #[tokio::test(start_paused = true)]
 async fn a_node_whose_id_another_process_has_enters_no_role() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let node = joined(&bus).await;
     let (key, row) = stored(&store, NODES).await[0].clone();
@@ -266,7 +266,7 @@ async fn a_node_whose_id_another_process_has_enters_no_role() {
 /// A node was found dead by a clock that runs too fast, and some of its roles are removed already: it lists all of them again.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_is_condemned_joins_again_with_all_roles() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let node = joined(&bus).await;
     let _role = node.announce(Role::HTTP).await.unwrap();
@@ -286,7 +286,7 @@ async fn a_node_that_is_condemned_joins_again_with_all_roles() {
 /// A lease that cannot be decoded is neither replaced nor guessed: all who need it fail with its key until it is repaired.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_lease_is_named_and_stays() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let a = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let (key, good) = stored(&store, LEASES).await[4].clone();

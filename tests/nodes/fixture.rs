@@ -6,7 +6,7 @@ use bytes::Bytes;
 use notibus::{
     Bus, Notifier,
     store::{
-        AtomicOp, Database, KeyRange, Transaction,
+        AtomicOp, KeyRange, Store, Transaction,
         testing::{Attempt, Operation},
     },
 };
@@ -26,7 +26,7 @@ pub(crate) const NODES: &[u8] = b"notibus\x15\x0e\x02main\x00\x15\x04";
 pub(crate) const ROLES: &[u8] = b"notibus\x15\x0a";
 
 /// All that is stored of nodes.
-pub(crate) async fn of_nodes(store: &Database) -> Vec<(Bytes, Bytes)> {
+pub(crate) async fn of_nodes(store: &Store) -> Vec<(Bytes, Bytes)> {
     [stored(store, NODES).await, stored(store, ROLES).await].concat()
 }
 
@@ -79,6 +79,6 @@ pub(crate) fn is_even(notifiers: &[&Notifier], all: u32) -> bool {
 }
 
 /// Number of owned leases: such a row has a node and a token after the epoch.
-pub(crate) async fn owned(store: &Database) -> usize {
+pub(crate) async fn owned(store: &Store) -> usize {
     stored(store, LEASES).await.iter().filter(|(_, value)| value.len() == 40).count()
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use notibus::{
-    Error, Filter, Notification, Roles,
+    Error, Filter, Notification, StartOptions,
     consumer::Work,
     dispatcher::{Item, RestartPolicy},
-    store::{Database, testing::Faults},
+    store::{Store, testing::Faults},
 };
 use tokio_stream::StreamExt;
 
@@ -17,10 +17,10 @@ use crate::common::{db, narrow_bus, record, stored, within};
 /// the prefix of its bus, although the log said that its roles end.
 #[tokio::test(start_paused = true)]
 async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
-    let faults = Faults::new(&Database::memory());
-    let store = faults.database();
+    let faults = Faults::new(&Store::memory());
+    let store = faults.store();
     let bus = narrow_bus(&store).await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let dispatcher = running.dispatcher();
     let mut stream = dispatcher.subscribe(Filter::all()).stream();
     let callback = dispatcher
@@ -43,7 +43,7 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     tokio::time::sleep(INTERVAL * 2).await;
     // What another bus writes there is none of its business.
     let other = narrow_bus(&store).await;
-    let second = other.start(Roles::default()).await.unwrap();
+    let second = other.start(StartOptions::default()).await.unwrap();
     record(&store, &other, &db("b", 1), [1, 0, 0, 0]).await;
     tokio::time::sleep(EXPIRY * 2).await;
     let end = within("the end", stream.next()).await;
@@ -51,7 +51,7 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     assert!(within("the end", stream.next()).await.is_none());
     within("the end", callback.finished()).await;
     assert!(matches!(mirror.get(&db("b", 1).name), Err(Error::BusGone { .. })));
-    assert!(matches!(dispatcher.reached(1).await, Err(Error::BusGone { .. })));
+    assert!(matches!(dispatcher.wait_until(1).await, Err(Error::BusGone { .. })));
     // A subscriber that comes later ends as well.
     let late = within("the end", dispatcher.subscribe(Filter::all()).stream().next()).await;
     assert!(matches!(late, Some(Item::Failed(Error::BusGone { .. }))), "{late:?}");
@@ -75,9 +75,9 @@ async fn a_process_whose_bus_is_gone_is_not_live() {
     use notibus::http::ApiOptions;
     use tower::ServiceExt;
 
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let api = running.api(ApiOptions::default()).unwrap();
     let health = async |what: &str| {
         let request = Request::get(format!("/_notibus/health/{what}")).body(Body::empty()).unwrap();

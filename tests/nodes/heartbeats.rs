@@ -13,7 +13,7 @@ use notibus::{
     Error, NodeOptions, NotifierOptions,
     node::Role,
     store::{
-        Database, Env, Environment,
+        Env, Environment, Store,
         testing::{Faults, Operation},
     },
 };
@@ -23,7 +23,7 @@ use crate::common::{db, joined, narrow_bus, record, wide_bus};
 
 #[tokio::test(start_paused = true)]
 async fn bad_times_of_a_node_are_typed_errors() {
-    let bus = wide_bus(&Database::memory()).await;
+    let bus = wide_bus(&Store::memory()).await;
     for (heartbeat, expiry) in [(0, 10), (3, 5)] {
         let (heartbeat, expiry) = (Duration::from_secs(heartbeat), Duration::from_secs(expiry));
         let refused = bus.node(NodeOptions::default().heartbeat(heartbeat).expiry(expiry)).await;
@@ -57,8 +57,8 @@ impl Environment for Skewed {
 #[tokio::test(start_paused = true)]
 async fn waiting_for_the_store_does_not_count_as_silence() {
     let skew = Arc::new(AtomicU64::new(0));
-    let faults = Faults::new(&Database::memory_in(Env::new(Skewed(Env::system(), Arc::clone(&skew)))));
-    let bus = wide_bus(&faults.database()).await;
+    let faults = Faults::new(&Store::memory_in(Env::new(Skewed(Env::system(), Arc::clone(&skew)))));
+    let bus = wide_bus(&faults.store()).await;
     let mut waits = true;
     faults.plan_reads(move |operation| {
         if matches!(operation, Operation::Get { key, .. } if key.starts_with(NODES))
@@ -80,7 +80,7 @@ async fn waiting_for_the_store_does_not_count_as_silence() {
 /// dropped a role and listed it again every 300 ms never beat, fell out, and was taken for dead.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_lists_a_role_again_and_again_goes_on_beating() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, other) = (narrow_bus(&store).await, narrow_bus(&store).await);
     let node = joined(&bus).await;
     let _observer = joined(&other).await;
@@ -130,14 +130,14 @@ impl Environment for Spent {
 #[tokio::test]
 async fn a_producer_that_never_waits_leaves_heartbeats_and_folds_their_turn() {
     let spent = Arc::new(AtomicU64::new(0));
-    let faults = Faults::new(&Database::memory_in(Env::new(Spent(Arc::clone(&spent)))));
+    let faults = Faults::new(&Store::memory_in(Env::new(Spent(Arc::clone(&spent)))));
     let beats = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&beats);
     faults.plan_commits(move |attempt| {
         counted.fetch_add(u64::from(writes(attempt, NODES)), Ordering::Relaxed);
         None
     });
-    let store = faults.database();
+    let store = faults.store();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     let before = beats.load(Ordering::Relaxed);

@@ -9,7 +9,7 @@ use notibus::{
     Bus, BusOptions, Node, NodeOptions,
     node::{NodeId, Role},
     store::{
-        Database, StoreError, Transaction,
+        Store, StoreError, Transaction,
         testing::{Attempt, CommitFault, Faults, Gate, Operation},
     },
 };
@@ -33,7 +33,7 @@ fn removed(attempt: &Attempt) -> usize {
 }
 
 /// Whether anything is stored of `node`.
-async fn is_stored(store: &Database, node: NodeId) -> bool {
+async fn is_stored(store: &Store, node: NodeId) -> bool {
     of_nodes(store).await.iter().any(|(key, _)| key.windows(16).any(|part| part == node.0))
 }
 
@@ -41,9 +41,9 @@ async fn is_stored(store: &Database, node: NodeId) -> bool {
 /// lists the rest with the next beats.
 #[tokio::test(start_paused = true)]
 async fn ten_thousand_roles_are_written_in_pages() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+    let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();
     let (node, roles) = crowded(&bus, 10_000).await;
     let forget = async |tx: Transaction| {
         forget_nodes(&tx);
@@ -71,9 +71,9 @@ async fn ten_thousand_roles_are_written_in_pages() {
 /// pages first, as any other node would.
 #[tokio::test(start_paused = true)]
 async fn a_node_removes_what_a_dead_process_left_under_its_id() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (bus, again) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
+    let (bus, again) = (wide_bus(&store).await, wide_bus(&faults.store()).await);
     let (dead, roles) = crowded(&bus, 1_700).await;
     let id = dead.id();
     drop((dead, roles));
@@ -93,9 +93,9 @@ async fn a_node_removes_what_a_dead_process_left_under_its_id() {
 /// A removal is interrupted in its middle: another node finds the condemned row, and ends it.
 #[tokio::test(start_paused = true)]
 async fn a_removal_that_its_node_does_not_end_is_ended_by_another() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (bus, failing) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
+    let (bus, failing) = (wide_bus(&store).await, wide_bus(&faults.store()).await);
     let (dead, roles) = crowded(&bus, 3_000).await;
     let id = dead.id();
     let remover = joined(&failing).await;
@@ -121,7 +121,7 @@ async fn a_removal_that_its_node_does_not_end_is_ended_by_another() {
 /// Of two nodes that remove one, the slower finds at its commit that the page is gone, and stores nothing of it again.
 #[tokio::test(start_paused = true)]
 async fn two_nodes_remove_one_at_once() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (faults_of_slow, faults_of_quick) = (Faults::new(&store), Faults::new(&store));
     let bus = wide_bus(&store).await;
     let (dead, roles) = crowded(&bus, 1_700).await;
@@ -134,8 +134,8 @@ async fn two_nodes_remove_one_at_once() {
     faults_of_quick.plan_commits(move |attempt| {
         (removed(attempt) > 0).then_some(CommitFault::Before(StoreError::NOT_COMMITTED))
     });
-    let slow = joined(&wide_bus(&faults_of_slow.database()).await).await;
-    let quick = joined(&wide_bus(&faults_of_quick.database()).await).await;
+    let slow = joined(&wide_bus(&faults_of_slow.store()).await).await;
+    let quick = joined(&wide_bus(&faults_of_quick.store()).await).await;
     tokio::time::sleep(INTERVAL).await;
     drop((dead, roles));
     gate.reached().await;
@@ -154,7 +154,7 @@ async fn two_nodes_remove_one_at_once() {
 /// the others do not wait for it.
 #[tokio::test(start_paused = true)]
 async fn nodes_that_cannot_be_removed_keep_no_others_from_going() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&store).await;
     let mut bad = Vec::new();
@@ -164,7 +164,7 @@ async fn nodes_that_cannot_be_removed_keep_no_others_from_going() {
         bad.push((node, role));
     }
     let good = started_at_once(&bus, 24).await;
-    let left = joined(&wide_bus(&faults.database()).await).await.notifier(unpolled()).await.unwrap();
+    let left = joined(&wide_bus(&faults.store()).await).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(INTERVAL * 4).await;
     faults.plan_commits(|attempt| {
         let is_bad = |key: &[u8]| key.windows(3).any(|part| part == b"bad");
@@ -182,9 +182,9 @@ async fn nodes_that_cannot_be_removed_keep_no_others_from_going() {
 /// not start, and fell out when it stopped one. Fix: write the difference.
 #[tokio::test(start_paused = true)]
 async fn a_change_of_roles_costs_the_same_however_many_there_are() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+    let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let role = |n: usize| Role::new(format!("role{n}")).unwrap();
     let mutations = || faults.counts().mutations;
@@ -212,12 +212,12 @@ async fn a_change_of_roles_costs_the_same_however_many_there_are() {
 /// with very many roles had no owner. Fix: each node by itself, its roles in pages, and its row last.
 #[tokio::test(start_paused = true)]
 async fn a_dead_node_with_many_roles_keeps_no_other_from_going() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&store).await;
     let (crowded, roles) = crowded(&bus, 1_700).await;
     let dying = started_at_once(&bus, 3).await;
-    let left = joined(&wide_bus(&faults.database()).await).await.notifier(unpolled()).await.unwrap();
+    let left = joined(&wide_bus(&faults.store()).await).await.notifier(unpolled()).await.unwrap();
     until("they share", async || shares(&[&left]) == [16]).await;
     // Large transactions fail, and so does every one for the crowded node but for its first page.
     let mut pages = 0;
@@ -243,9 +243,9 @@ async fn a_dead_node_with_many_roles_keeps_no_other_from_going() {
 /// What changes while roles are being stored is stored next.
 #[tokio::test(start_paused = true)]
 async fn a_role_that_is_dropped_while_it_is_published_goes_again() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
     let node = joined(&bus).await;
     let gate = Gate::default();
     let held = gate.clone();

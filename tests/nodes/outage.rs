@@ -8,12 +8,12 @@ use std::{
 };
 
 use notibus::{
-    Cursor, Error, Filter, Notification, Roles,
+    Cursor, Error, Filter, Notification, StartOptions,
     consumer::{Batch, Work},
     dispatcher::{Item, RestartPolicy},
     node::Role,
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{Attempt, CommitFault, Faults, Operation, WatchFault},
     },
 };
@@ -84,11 +84,11 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
         let _guard = tracing::subscriber::set_default(lines.clone());
         // With one subscriber only, a line that another test reaches first is off for good.
         let _second = tracing::Dispatch::new(lines.clone());
-        let faults = Faults::new(&Database::memory());
-        let store = faults.database();
+        let faults = Faults::new(&Store::memory());
+        let store = faults.store();
         let bus = narrow_bus(&store).await;
-        let running = bus.start(Roles::default()).await.unwrap();
-        let audit = running.consumer("audit").unwrap().start_from(Cursor::NOTHING);
+        let running = bus.start(StartOptions::default()).await.unwrap();
+        let audit = running.consumer("audit").unwrap().start_from(Cursor::BEGINNING);
         let audit = audit.run_batches(async |_: Batch<Notification>| Ok(())).await.unwrap();
         let dispatcher = running.dispatcher();
         let views = running.consumer("views").unwrap().run(async |_: Work<Notification>| Ok(()));
@@ -125,10 +125,10 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
 /// Regression: what saved its position waited at its end for as long as the store was away.
 #[tokio::test(start_paused = true)]
 async fn what_saves_its_position_ends_without_the_store_too() {
-    let faults = Faults::new(&Database::memory());
-    let store = faults.database();
+    let faults = Faults::new(&Store::memory());
+    let store = faults.store();
     let bus = narrow_bus(&store).await;
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let consumer = running.consumer("c").unwrap().run(async |_: Work<Notification>| Ok(())).await.unwrap();
     // No checkpoint is saved from here on, so that there is one to save at the end.
     let is_save = |attempt: &Attempt| writes(attempt, b"notibus\x15\x19\x15\x01");
@@ -151,9 +151,9 @@ async fn what_saves_its_position_ends_without_the_store_too() {
 /// folded until another ring came.
 #[tokio::test(start_paused = true)]
 async fn a_poll_that_has_panicked_goes_on_and_is_counted() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let notifier = eager().poll_interval(Duration::from_secs(1));
     let notifier = joined(&bus).await.notifier(notifier).await.unwrap();
     // From here on only the poll reads what waits: the fold sleeps until it is woken.
@@ -177,8 +177,8 @@ async fn a_poll_that_has_panicked_goes_on_and_is_counted() {
 /// Regression: a role whose publication had panicked counted as published, and nothing counted the panic.
 #[tokio::test(start_paused = true)]
 async fn a_heartbeat_that_panics_is_counted_and_publishes_nothing() {
-    let faults = Faults::new(&Database::memory());
-    let bus = narrow_bus(&faults.database()).await;
+    let faults = Faults::new(&Store::memory());
+    let bus = narrow_bus(&faults.store()).await;
     let node = joined(&bus).await;
     faults.plan_commits(|attempt| {
         assert!(!writes(attempt, NODES), "as planned");

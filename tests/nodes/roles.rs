@@ -7,7 +7,7 @@ use notibus::{
     Error, JanitorOptions, NodeOptions, NotifierOptions,
     node::Role,
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{CommitFault, Faults, Gate, Operation},
     },
 };
@@ -18,7 +18,7 @@ use crate::common::{joined, narrow_bus, unpolled, wide_bus};
 /// More nodes than partitions: some have nothing to do, and take over when others leave.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_frees_everything_at_once() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let a = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
@@ -36,9 +36,9 @@ async fn a_shutdown_frees_everything_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn one_heartbeat_serves_all_roles_of_a_node() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
     let node = bus.node(NodeOptions::default()).await.unwrap();
     assert!(bus.nodes().await.unwrap()[0].roles.is_empty());
     let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
@@ -76,7 +76,7 @@ async fn one_heartbeat_serves_all_roles_of_a_node() {
 /// A program may shut its node down first, and then the roles that it still has handles on: they have nothing left to release.
 #[tokio::test(start_paused = true)]
 async fn a_role_ends_well_after_its_node() {
-    let bus = narrow_bus(&Database::memory()).await;
+    let bus = narrow_bus(&Store::memory()).await;
     let node = joined(&bus).await;
     let notifier = node.notifier(unpolled()).await.unwrap();
     node.shutdown().await.unwrap();
@@ -88,7 +88,7 @@ async fn a_role_ends_well_after_its_node() {
 /// for one that goes on, and it was listed until its expiry.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_role_does_not_keep_its_node_listed() {
-    let bus = narrow_bus(&Database::memory()).await;
+    let bus = narrow_bus(&Store::memory()).await;
     let node = joined(&bus).await;
     let mut janitor = Some(node.janitor(JanitorOptions::default()).await.unwrap());
     let notifier = node.notifier(unpolled()).await.unwrap();
@@ -109,7 +109,7 @@ async fn a_dropped_role_does_not_keep_its_node_listed() {
 /// Regression: the others heard of a dropped role with the next heartbeat only, so its work waited for up to a heartbeat longer.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_role_is_off_the_list_at_once() {
-    let bus = narrow_bus(&Database::memory()).await;
+    let bus = narrow_bus(&Store::memory()).await;
     let node = joined(&bus).await;
     let (notifier, listed) =
         (node.notifier(unpolled()).await.unwrap(), node.announce(Role::HTTP).await.unwrap());
@@ -122,7 +122,7 @@ async fn a_dropped_role_is_off_the_list_at_once() {
 /// Regression: the role of a dropped notifier stayed with the node until its aborted tasks had ended, and a start before that was refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_that_is_dropped_or_ends_can_be_started_again_at_once() {
-    let bus = wide_bus(&Database::memory()).await;
+    let bus = wide_bus(&Store::memory()).await;
     let node = joined(&bus).await;
     for _ in 0..20 {
         drop(node.notifier(unpolled()).await.unwrap());
@@ -138,9 +138,9 @@ async fn a_role_that_is_dropped_or_ends_can_be_started_again_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_start_that_fails_leaves_nothing_behind() {
     for fault in [CommitFault::Before, CommitFault::After] {
-        let store = Database::memory();
+        let store = Store::memory();
         let faults = Faults::new(&store);
-        let bus = wide_bus(&faults.database()).await;
+        let bus = wide_bus(&faults.store()).await;
         let mut fault = Some(fault(StoreError::TRANSACTION_TIMED_OUT));
         faults.plan_commits(move |attempt| writes(attempt, LEASES).then(|| fault.take()).flatten());
         let node = joined(&bus).await;
@@ -156,9 +156,9 @@ async fn a_start_that_fails_leaves_nothing_behind() {
 /// whose start hung, because the start was not informed.
 #[tokio::test(start_paused = true)]
 async fn a_node_leaves_although_the_start_of_a_role_hangs() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
     let node = joined(&bus).await;
     let gate = Gate::default();
     let held = gate.clone();

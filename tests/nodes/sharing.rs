@@ -7,7 +7,7 @@ use notibus::{
     event::Counters,
     node::BalanceOptions,
     store::{
-        Database, StoreError, Transaction,
+        Store, StoreError, Transaction,
         testing::{CommitFault, Faults},
     },
 };
@@ -20,7 +20,7 @@ use crate::{
 
 #[tokio::test(start_paused = true)]
 async fn a_node_alone_has_all_partitions_at_once() {
-    let store = Database::memory();
+    let store = Store::memory();
     let options = BusOptions::default().partitions(2_500);
     let bus = Bus::open(&store, options).await.unwrap();
     let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
@@ -30,7 +30,7 @@ async fn a_node_alone_has_all_partitions_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_new_node_has_its_share_after_the_balance_interval() {
-    let store = Database::memory();
+    let store = Store::memory();
     let buses = [wide_bus(&store).await, wide_bus(&store).await, wide_bus(&store).await];
     let a = joined(&buses[0]).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(20)).await;
@@ -50,7 +50,7 @@ async fn a_new_node_has_its_share_after_the_balance_interval() {
 
 #[tokio::test(start_paused = true)]
 async fn nodes_that_start_together_share_evenly() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let notifiers = started_at_once(&bus, 10).await;
     tokio::time::sleep(INTERVAL * 3).await;
@@ -62,7 +62,7 @@ async fn nodes_that_start_together_share_evenly() {
 /// folded the other three.
 #[tokio::test(start_paused = true)]
 async fn what_a_node_may_not_take_the_others_do() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let with = |leases_max| {
         let balance = BalanceOptions::default().leases_max(Some(leases_max));
@@ -85,7 +85,7 @@ async fn what_a_node_may_not_take_the_others_do() {
 /// Times that mean "never" are fine everywhere.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_never_beats_and_never_takes_over_works() {
-    let bus = wide_bus(&Database::memory()).await;
+    let bus = wide_bus(&Store::memory()).await;
     let never = NodeOptions::default().heartbeat(Duration::MAX).expiry(Duration::MAX);
     let balance = BalanceOptions::default().handover(Duration::MAX).interval(Duration::MAX);
     let node = bus.node(never).await.unwrap();
@@ -101,7 +101,7 @@ async fn a_node_that_never_beats_and_never_takes_over_works() {
 /// with slow heartbeats for dead.
 #[tokio::test(start_paused = true)]
 async fn nodes_with_different_heartbeats_live_side_by_side() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let node = |heartbeat| {
         let heartbeat = Duration::from_secs(heartbeat);
@@ -130,9 +130,9 @@ async fn nodes_with_different_heartbeats_live_side_by_side() {
 /// Partitions that have moved are adjacent, so that the poll, which reads a key per run of them, stays cheap.
 #[tokio::test(start_paused = true)]
 async fn idle_nodes_cost_little_whatever_has_moved() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
     let mut notifiers = Vec::new();
     for _ in 0..4 {
         notifiers.push(joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap());
@@ -164,7 +164,7 @@ fn fail_at_random(faults: &Faults, mut dice: fastrand::Rng) {
 /// Nodes come, leave, die and are taken for dead under load, and what they commit about leases has unknown results. Every event is folded
 /// exactly once, and in the end the living share everything.
 async fn churn(mut random: fastrand::Rng) {
-    let store = Database::memory();
+    let store = Store::memory();
     let producing = wide_bus(&store).await;
     let mut buses = Vec::new();
     let (mut notifiers, mut troubled) = (Vec::new(), Vec::<Faults>::new());
@@ -172,7 +172,7 @@ async fn churn(mut random: fastrand::Rng) {
     for step in 0..120 {
         if step % 8 == 0 && notifiers.len() < 4 {
             let faults = Faults::new(&store);
-            let bus = wide_bus(&faults.database()).await;
+            let bus = wide_bus(&faults.store()).await;
             notifiers.push(joined(&bus).await.notifier(eager()).await.unwrap());
             buses.push(bus);
             troubled.push(faults.clone());

@@ -12,7 +12,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
     Error, NodeOptions, Result,
     node::{BalanceOptions, NodeId},
-    store::{Database, Isolation, StoreError, Transaction, testing::Faults},
+    store::{Isolation, Store, StoreError, Transaction, testing::Faults},
     test_util::{
         inspect,
         pool::{PoolLease, PoolNode, PoolWork, PoolWorker},
@@ -140,9 +140,9 @@ impl PoolWork for Shared {
     }
 }
 
-async fn join(db: &Database) -> PoolNode {
+async fn join(store: &Store) -> PoolNode {
     let options = NodeOptions::default().heartbeat(Duration::from_secs(3)).expiry(Duration::from_secs(10));
-    PoolNode::join(db, PREFIX, options).await.unwrap()
+    PoolNode::join(store, PREFIX, options).await.unwrap()
 }
 
 async fn start(node: &PoolNode, probe: &Arc<Probe>) -> PoolWorker {
@@ -155,8 +155,8 @@ async fn seconds(count: u64) {
 }
 
 /// The epoch and the owner of those of the first `count` leases that are stored.
-async fn stored(db: &Database, count: u64) -> Vec<(u64, Option<NodeId>)> {
-    let (tx, mut stored) = (db.begin(), Vec::new());
+async fn stored(store: &Store, count: u64) -> Vec<(u64, Option<NodeId>)> {
+    let (tx, mut stored) = (store.begin(), Vec::new());
     for resource in 0..count {
         let key = inspect::lease(PREFIX, "probe", resource).unwrap();
         let Some(lease) = tx.get(&key, Isolation::Snapshot).await.unwrap() else { continue };
@@ -167,21 +167,21 @@ async fn stored(db: &Database, count: u64) -> Vec<(u64, Option<NodeId>)> {
 }
 
 /// Lets another member come and go, so that all members make a round.
-async fn change(db: &Database) {
-    let other = join(db).await;
+async fn change(store: &Store) {
+    let other = join(store).await;
     start(&other, &Probe::new(0, GOOD)).await.shutdown().await.unwrap();
     seconds(5).await;
 }
 
-async fn check(db: &Database, lease: &PoolLease) -> Result<()> {
-    db.run(async |tx: Transaction| lease.check(&tx).await).await
+async fn check(store: &Store, lease: &PoolLease) -> Result<()> {
+    store.run(async |tx: Transaction| lease.check(&tx).await).await
 }
 
 #[tokio::test(start_paused = true)]
 async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
     for manner in [Manner::Panics, Manner::Fails(Duration::ZERO), Manner::Ends] {
-        let db = Database::memory();
-        let member = join(&db).await;
+        let store = Store::memory();
+        let member = join(&store).await;
         let probe = Probe::new(1, manner);
         let worker = start(&member, &probe).await;
         seconds(16).await;
@@ -200,7 +200,7 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
         assert_eq!(probe.take(), [("started", last + 1)]);
         worker.shutdown().await.unwrap();
         assert_eq!(probe.take(), [("ended", last + 1)]);
-        assert_eq!(stored(&db, 1).await, [(last + 1, None)], "a released lease keeps its epoch");
+        assert_eq!(stored(&store, 1).await, [(last + 1, None)], "a released lease keeps its epoch");
     }
 }
 
@@ -208,8 +208,8 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
 /// each end of work makes a round due.
 #[tokio::test(start_paused = true)]
 async fn work_that_fails_while_the_worker_rests_is_taken_again() {
-    let db = Database::memory();
-    let member = join(&db).await;
+    let store = Store::memory();
+    let member = join(&store).await;
     let probe = Probe::new(1, Manner::Fails(Duration::from_mins(10)));
     let worker = start(&member, &probe).await;
     seconds(595).await;
@@ -223,9 +223,9 @@ async fn work_that_fails_while_the_worker_rests_is_taken_again() {
 #[tokio::test(start_paused = true)]
 async fn work_that_is_asked_to_end_does_in_peace_or_is_fenced_off_after_the_deadline() {
     for (takes, last) in [(Duration::from_secs(7), "ended"), (Duration::from_hours(1), "aborted")] {
-        let db = Database::memory();
+        let store = Store::memory();
         let (old, new) = (Probe::new(2, Manner::Slow(2, takes)), Probe::new(2, GOOD));
-        let (a, b) = (join(&db).await, join(&db).await);
+        let (a, b) = (join(&store).await, join(&store).await);
         let first = start(&a, &old).await;
         let _b = start(&b, &new).await;
         seconds(9).await;
@@ -247,10 +247,10 @@ async fn work_that_is_asked_to_end_does_in_peace_or_is_fenced_off_after_the_dead
 /// A single slow consumer once kept all leases of its node until it had ended, too.
 #[tokio::test(start_paused = true)]
 async fn what_has_ended_is_given_back_while_other_work_still_ends() {
-    let db = Database::memory();
+    let store = Store::memory();
     let slow = Manner::Slow(1, Duration::from_secs(9));
     let (old, new) = (Probe::new(4, slow), Probe::new(4, GOOD));
-    let (a, b) = (join(&db).await, join(&db).await);
+    let (a, b) = (join(&store).await, join(&store).await);
     let first = start(&a, &old).await;
     let _b = start(&b, &new).await;
     seconds(8).await;
@@ -268,10 +268,10 @@ async fn what_has_ended_is_given_back_while_other_work_still_ends() {
 /// stays where it is, back-off grows to a minute, and an acquisition of an own lease moves no version.
 #[tokio::test(start_paused = true)]
 async fn work_that_fails_backs_off_where_it_is_and_costs_other_nodes_nothing() {
-    let db = Database::memory();
-    let faults = Faults::new(&db);
+    let store = Store::memory();
+    let faults = Faults::new(&store);
     let (bad, good) = (Probe::new(4, Manner::Panics), Probe::new(4, GOOD));
-    let (a, b) = (join(&db).await, join(&faults.database()).await);
+    let (a, b) = (join(&store).await, join(&faults.store()).await);
     let second = start(&b, &good).await;
     seconds(20).await;
     let reads_in_an_hour = async || {
@@ -282,7 +282,7 @@ async fn work_that_fails_backs_off_where_it_is_and_costs_other_nodes_nothing() {
     let alone = reads_in_an_hour().await;
     let first = start(&a, &bad).await;
     seconds(20).await;
-    let owners = async || stored(&db, 4).await.into_iter().map(|(_, owner)| owner).collect::<Vec<_>>();
+    let owners = async || stored(&store, 4).await.into_iter().map(|(_, owner)| owner).collect::<Vec<_>>();
     let before = owners().await;
     let beside = reads_in_an_hour().await;
     assert!(beside <= alone + 4, "{beside} reads instead of {alone}");
@@ -299,12 +299,12 @@ async fn work_that_fails_backs_off_where_it_is_and_costs_other_nodes_nothing() {
 /// A panic outside of the work, such as one while resources are read, ends the worker's round, not the worker.
 #[tokio::test(start_paused = true)]
 async fn a_worker_that_panics_begins_again() {
-    let db = Database::memory();
-    let member = join(&db).await;
+    let store = Store::memory();
+    let member = join(&store).await;
     let probe = Probe::new(2, GOOD);
     let worker = start(&member, &probe).await;
     *probe.manner.lock() = Manner::Unreadable;
-    change(&db).await;
+    change(&store).await;
     assert!(member.stats().work_panics > 0);
     *probe.manner.lock() = GOOD;
     seconds(5).await;
@@ -317,9 +317,9 @@ async fn a_worker_that_panics_begins_again() {
 /// its worker ends.
 #[tokio::test(start_paused = true)]
 async fn a_worker_whose_pool_is_no_longer_its_own_leaves_it_to_the_others() {
-    let db = Database::memory();
+    let store = Store::memory();
     let (old, new) = (Probe::new(4, GOOD), Probe::new(4, GOOD));
-    let (a, b) = (join(&db).await, join(&db).await);
+    let (a, b) = (join(&store).await, join(&store).await);
     let first = start(&a, &old).await;
     seconds(1).await;
     *old.manner.lock() = Manner::Over;
@@ -333,7 +333,7 @@ async fn a_worker_whose_pool_is_no_longer_its_own_leaves_it_to_the_others() {
     *old.manner.lock() = GOOD;
     let again = start(&a, &old).await;
     seconds(20).await;
-    assert_eq!(stored(&db, 4).await.iter().filter(|(_, owner)| *owner == Some(a.id())).count(), 2);
+    assert_eq!(stored(&store, 4).await.iter().filter(|(_, owner)| *owner == Some(a.id())).count(), 2);
     for worker in [first, second, again] {
         worker.shutdown().await.unwrap();
     }
@@ -342,41 +342,41 @@ async fn a_worker_whose_pool_is_no_longer_its_own_leaves_it_to_the_others() {
 /// A lease that another node took is neither good for a commit nor released by its former owner, however late that learns of it.
 #[tokio::test(start_paused = true)]
 async fn only_the_newest_acquisition_holds_a_lease() {
-    let db = Database::memory();
+    let store = Store::memory();
     let (old, new) = (Probe::new(2, Manner::Slow(2, Duration::from_hours(1))), Probe::new(2, GOOD));
-    let (a, b) = (join(&db).await, join(&db).await);
+    let (a, b) = (join(&store).await, join(&store).await);
     let first = start(&a, &old).await;
     let leases = old.leases.lock().clone();
-    check(&db, &leases[1]).await.unwrap();
+    check(&store, &leases[1]).await.unwrap();
     let second = start(&b, &new).await;
     seconds(30).await;
     assert_eq!(new.acquired(), [(1, 2)], "its owner has kept it for too long");
-    let lost = check(&db, &leases[1]).await.unwrap_err();
+    let lost = check(&store, &leases[1]).await.unwrap_err();
     assert!(matches!(lost, Error::LeaseLost { held: 1, found: 2, .. }), "{lost}");
     assert!(lost.to_string().contains("probe 1"), "{lost}");
-    check(&db, &leases[0]).await.unwrap();
+    check(&store, &leases[0]).await.unwrap();
     first.shutdown().await.unwrap();
-    assert_eq!(stored(&db, 2).await[1], (2, Some(b.id())));
+    assert_eq!(stored(&store, 2).await[1], (2, Some(b.id())));
     second.shutdown().await.unwrap();
 }
 
 /// Work on resources that are gone ends at once, and their leases are removed, also those that nobody owns.
 #[tokio::test(start_paused = true)]
 async fn leases_of_resources_that_are_gone_are_removed() {
-    let db = Database::memory();
+    let store = Store::memory();
     let probes = [Probe::new(8, GOOD), Probe::new(8, GOOD)];
-    let nodes = [join(&db).await, join(&db).await];
+    let nodes = [join(&store).await, join(&store).await];
     let first = start(&nodes[0], &probes[0]).await;
     let second = start(&nodes[1], &probes[1]).await;
     seconds(20).await;
-    assert_eq!(stored(&db, 8).await.len(), 8);
+    assert_eq!(stored(&store, 8).await.len(), 8);
     for probe in &probes {
         probe.take();
         probe.count.store(3, Ordering::Relaxed);
     }
-    change(&db).await;
-    assert_eq!(stored(&db, 8).await.iter().filter(|(_, owner)| owner.is_some()).count(), 3);
-    assert_eq!(stored(&db, 8).await.len(), 3);
+    change(&store).await;
+    assert_eq!(stored(&store, 8).await.iter().filter(|(_, owner)| owner.is_some()).count(), 3);
+    assert_eq!(stored(&store, 8).await.len(), 3);
     let aborted = probes.iter().flat_map(|probe| probe.take()).filter(|(what, _)| *what == "aborted").count();
     assert!((3..=5).contains(&aborted), "{aborted}");
     // What the last member left is removed by the next one.
@@ -384,6 +384,6 @@ async fn leases_of_resources_that_are_gone_are_removed() {
     second.shutdown().await.unwrap();
     probes[0].count.store(1, Ordering::Relaxed);
     let last = start(&nodes[0], &probes[0]).await;
-    assert_eq!(stored(&db, 8).await.len(), 1);
+    assert_eq!(stored(&store, 8).await.len(), 1);
     last.shutdown().await.unwrap();
 }

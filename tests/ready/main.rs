@@ -14,33 +14,33 @@ use std::{collections::BTreeMap, time::Duration};
 
 use disk::{DiskFault, DiskOperation, SimulatedDisk};
 use notibus::{
-    Bus, BusOptions, DispatcherOptions, Roles,
+    Bus, BusOptions, DispatcherOptions, StartOptions,
     http::{Api, ApiOptions},
     store::{
-        AtomicOp, Database, StoreError,
+        AtomicOp, Store, StoreError,
         testing::{CommitFault, Faults, Gate},
     },
 };
-use parts::{Asked, SOON, a_dead_notifier_is_named, a_dead_tail_is_named};
+use parts::{Claim, SOON, a_dead_notifier_is_named, a_dead_tail_is_named};
 
 const PREFIX: &[u8] = b"notibus";
 
 #[tokio::test]
 async fn ready_names_a_dead_notifier() {
     let folder = tempfile::tempdir().unwrap();
-    a_dead_notifier_is_named(&Database::open_dir(folder.path()).unwrap(), PREFIX).await;
+    a_dead_notifier_is_named(&Store::open_dir(folder.path()).unwrap(), PREFIX).await;
 }
 
 #[tokio::test]
 async fn ready_names_a_dead_tail() {
     let folder = tempfile::tempdir().unwrap();
-    a_dead_tail_is_named(&Database::open_dir(folder.path()).unwrap(), PREFIX).await;
+    a_dead_tail_is_named(&Store::open_dir(folder.path()).unwrap(), PREFIX).await;
 }
 
 #[tokio::test]
 async fn ready_names_a_store_whose_disk_has_failed() {
     let disk = SimulatedDisk::new(4_096);
-    let asked = Asked::start(&disk.open().unwrap(), PREFIX, Roles::default()).await;
+    let asked = Claim::start(&disk.open().unwrap(), PREFIX, StartOptions::default()).await;
     asked.until_ready().await;
     // The next heartbeat finds it.
     let is_sync = |operation: &DiskOperation| matches!(operation, DiskOperation::Sync(_));
@@ -51,8 +51,8 @@ async fn ready_names_a_store_whose_disk_has_failed() {
 #[tokio::test]
 async fn ready_names_a_store_that_does_not_answer() {
     let folder = tempfile::tempdir().unwrap();
-    let faults = Faults::new(&Database::open_dir(folder.path()).unwrap());
-    let asked = Asked::start(&faults.database(), PREFIX, Roles::default()).await;
+    let faults = Faults::new(&Store::open_dir(folder.path()).unwrap());
+    let asked = Claim::start(&faults.store(), PREFIX, StartOptions::default()).await;
     asked.until_ready().await;
     faults.plan_reads(|_| Some(StoreError::TRANSACTION_TIMED_OUT));
     asked.names("store", SOON).await;
@@ -64,8 +64,8 @@ async fn ready_names_a_store_that_does_not_answer() {
 /// A fold that hangs fails nowhere, and its notifier lives and owns all partitions: only the age of the events shows it.
 #[tokio::test(start_paused = true)]
 async fn ready_names_a_notifier_that_hangs() {
-    let faults = Faults::new(&Database::memory());
-    let asked = Asked::start(&faults.database(), PREFIX, Roles::default()).await;
+    let faults = Faults::new(&Store::memory());
+    let asked = Claim::start(&faults.store(), PREFIX, StartOptions::default()).await;
     asked.until_ready().await;
     let (gate, is_fold) = (Gate::default(), AtomicOp::CompareAndClear);
     let held = gate.clone();
@@ -90,8 +90,8 @@ async fn ready_names_a_notifier_that_hangs() {
 /// What is damaged is named by its key.
 #[tokio::test(start_paused = true)]
 async fn ready_names_the_key_of_damage() {
-    let store = Database::memory();
-    let asked = Asked::start(&store, PREFIX, Roles::default()).await;
+    let store = Store::memory();
+    let asked = Claim::start(&store, PREFIX, StartOptions::default()).await;
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     asked.until_ready().await;
     // The first lease of a partition, the topology, and the first fold mark.
@@ -122,8 +122,8 @@ async fn ready_names_the_key_of_damage() {
 /// Rows that cannot be decoded stay until somebody repairs them, and nothing waits for them.
 #[tokio::test(start_paused = true)]
 async fn what_no_fold_can_decode_keeps_nobody_from_being_ready() {
-    let store = Database::memory();
-    let asked = Asked::start(&store, PREFIX, Roles::default()).await;
+    let store = Store::memory();
+    let asked = Claim::start(&store, PREFIX, StartOptions::default()).await;
     common::set(&store, &[PREFIX, b"\x15\x01\x14junk"].concat(), b"junk").await;
     for _ in 0..30 {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -147,7 +147,7 @@ async fn gauges(api: &Api, names: &[&str]) -> BTreeMap<String, f64> {
 /// Regression: only the first 100 partitions with a backlog aged, so the alert slept while a later one was stuck.
 #[tokio::test(start_paused = true)]
 async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().partitions(320)).await.unwrap();
     let create = async |tx| {
         for number in 0..2_000 {
@@ -166,7 +166,7 @@ async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
     assert!(ages.len() == 16 && ages.values().all(|age| *age >= 60.0), "{ages:?}");
     assert!(bus.status().await.unwrap().backlog.unwrap().oldest_ms >= 60_000);
 
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     common::until("all to be folded", async || bus.is_drained().await.unwrap()).await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(gauges(&api, &["notibus_backlog"]).await.is_empty());
@@ -193,9 +193,9 @@ async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
 /// it has read.
 #[tokio::test(start_paused = true)]
 async fn a_tail_that_has_long_been_dead_is_named_by_the_first_question() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let asked = Asked::start(&faults.database(), PREFIX, Roles::default()).await;
+    let asked = Claim::start(&faults.store(), PREFIX, StartOptions::default()).await;
     asked.record("delivered").await;
     asked.until_ready().await;
     tokio::time::sleep(Duration::from_secs(20)).await;
@@ -210,7 +210,7 @@ async fn a_tail_that_has_long_been_dead_is_named_by_the_first_question() {
 /// epoch of the lease tells them apart.
 #[tokio::test(start_paused = true)]
 async fn two_handovers_are_not_one_long_one() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
@@ -239,9 +239,9 @@ async fn two_handovers_are_not_one_long_one() {
 /// Bug: only the first 100 rows were read, and counted as nothing that waits.
 #[tokio::test(start_paused = true)]
 async fn an_event_behind_undecodable_rows_is_seen_to_wait() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let asked = Asked::start(&faults.database(), PREFIX, Roles::default()).await;
+    let asked = Claim::start(&faults.store(), PREFIX, StartOptions::default()).await;
     asked.until_ready().await;
     let gate = Gate::default();
     let held = gate.clone();
@@ -267,9 +267,9 @@ async fn an_event_behind_undecodable_rows_is_seen_to_wait() {
 /// Bug: what was seen of the tails was kept for each bus, so a living tail reset the lag of a dead one.
 #[tokio::test(start_paused = true)]
 async fn a_dead_tail_is_not_excused_by_that_of_another_dispatcher() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-    let running = bus.start(Roles::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let lives = running.api(ApiOptions::default()).unwrap();
     let other = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -288,8 +288,8 @@ async fn a_dead_tail_is_not_excused_by_that_of_another_dispatcher() {
 
 #[tokio::test(start_paused = true)]
 async fn a_damaged_row_of_the_own_node_is_named_by_its_key() {
-    let store = Database::memory();
-    let asked = Asked::start(&store, PREFIX, Roles::default()).await;
+    let store = Store::memory();
+    let asked = Claim::start(&store, PREFIX, StartOptions::default()).await;
     asked.until_ready().await;
     let row = common::stored(&store, b"notibus\x15\x0e\x02main\x00\x15\x04").await.remove(0);
     common::set(&store, &row.0, b"junk").await;

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use axum::{body::Body, http::Request};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, NodeOptions, NotifierOptions, Roles,
+    Bus, BusOptions, Db, DbInstance, NodeOptions, NotifierOptions, StartOptions,
     http::{Api, ApiOptions},
-    node::Running,
+    node::NodeHandle,
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{Faults, Operation},
     },
 };
@@ -35,14 +35,14 @@ pub(crate) async fn get(api: &Api, path: &str) -> (u16, String) {
 }
 
 /// A node of a bus that is asked whether it is ready.
-pub(crate) struct Asked {
-    running: Running,
+pub(crate) struct Claim {
+    running: NodeHandle,
     api: Api,
 }
 
-impl Asked {
+impl Claim {
     /// Starts the node on the bus of `store` under `prefix`.
-    pub(crate) async fn start(store: &Database, prefix: &[u8], roles: Roles) -> Self {
+    pub(crate) async fn start(store: &Store, prefix: &[u8], roles: StartOptions) -> Self {
         let bus = Bus::open(store, BusOptions::default().prefix(prefix.to_vec())).await.unwrap();
         let running = bus.start(roles).await.unwrap();
         let api = running.api(ApiOptions::default()).unwrap();
@@ -99,8 +99,8 @@ impl Asked {
 }
 
 /// The only notifier is on another node, which dies, and is replaced later.
-pub(crate) async fn a_dead_notifier_is_named(store: &Database, prefix: &[u8]) {
-    let asked = Asked::start(store, prefix, Roles::default().notifier(None)).await;
+pub(crate) async fn a_dead_notifier_is_named(store: &Store, prefix: &[u8]) {
+    let asked = Claim::start(store, prefix, StartOptions::default().notifier(None)).await;
     let other = Bus::open(store, BusOptions::default().prefix(prefix.to_vec())).await.unwrap();
     let start = async || {
         let node = other.node(NodeOptions::default()).await.unwrap();
@@ -133,9 +133,9 @@ pub(crate) fn fail_tail(faults: &Faults, prefix: &[u8]) {
 }
 
 /// Exactly the reads of the tail fail.
-pub(crate) async fn a_dead_tail_is_named(store: &Database, prefix: &[u8]) {
+pub(crate) async fn a_dead_tail_is_named(store: &Store, prefix: &[u8]) {
     let faults = Faults::new(store);
-    let asked = Asked::start(&faults.database(), prefix, Roles::default()).await;
+    let asked = Claim::start(&faults.store(), prefix, StartOptions::default()).await;
     asked.record("delivered").await;
     asked.until_ready().await;
     fail_tail(&faults, prefix);

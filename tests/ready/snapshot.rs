@@ -10,13 +10,13 @@ use std::{
 
 use futures_util::future::join_all;
 use notibus::{
-    Bus, BusOptions, Cursor, DispatcherOptions, Roles,
+    Bus, BusOptions, Cursor, DispatcherOptions, StartOptions,
     consumer::{ConsumerOptions, ConsumerSettings, FailurePolicy, Work},
     cursor::Start,
     event::Notification,
     http::{Api, ApiOptions},
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{Faults, Operation},
     },
 };
@@ -35,7 +35,7 @@ const CONSUMERS: &[u8] = b"notibus\x15\x19";
 
 /// The reads of a status and of a scrape, all of them and those in sequence, with consumers that all have a lease in each shard.
 async fn cost(consumers: usize, shards: u32) -> [(u64, u128); 2] {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().partitions(1).shards(shards)).await.unwrap();
     let notifier = crate::common::joined(&bus).await.notifier(crate::common::unpolled()).await.unwrap();
     for n in 0..200 {
@@ -45,7 +45,7 @@ async fn cost(consumers: usize, shards: u32) -> [(u64, u128); 2] {
     for n in 0..consumers {
         let name = format!("c{n:04}");
         // Half of them are behind by all rows.
-        let start = if n % 2 == 0 { Start::Now } else { Start::At(Cursor::NOTHING) };
+        let start = if n % 2 == 0 { Start::Now } else { Start::At(Cursor::BEGINNING) };
         bus.consumer(&name).unwrap().create(&ConsumerSettings::default().start(start)).await.unwrap();
         let lease = |shard: u8| {
             let number: &[u8] = if shard == 0 { b"\x14" } else { &[0x15, shard] };
@@ -60,7 +60,7 @@ async fn cost(consumers: usize, shards: u32) -> [(u64, u128); 2] {
     notifier.shutdown().await.unwrap();
     let faults = Faults::new(&store);
     let counted =
-        Bus::open(&faults.database(), BusOptions::default().partitions(1).shards(shards)).await.unwrap();
+        Bus::open(&faults.store(), BusOptions::default().partitions(1).shards(shards)).await.unwrap();
     let dispatcher = counted.suspended_dispatcher(DispatcherOptions::default()).await.unwrap();
     let api = Api::start(&counted, &dispatcher, ApiOptions::default()).unwrap();
     faults.delay_reads(READ);
@@ -113,9 +113,9 @@ async fn a_status_of_many_consumers_costs_pages_and_not_consumers() {
 /// Bug: one part that the store did not answer took all others with it, in the status and in the metrics.
 #[tokio::test(start_paused = true)]
 async fn what_the_store_does_not_answer_is_missing_and_named_and_the_rest_is_there() {
-    let faults = Faults::new(&Database::memory());
-    let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
-    let running = bus.start(Roles::default()).await.unwrap();
+    let faults = Faults::new(&Store::memory());
+    let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();
+    let running = bus.start(StartOptions::default()).await.unwrap();
     let api = running.api(ApiOptions::default()).unwrap();
     bus.consumer("c").unwrap().create(&ConsumerSettings::default()).await.unwrap();
     let has = |metrics: &str, name: &str| metrics.lines().any(|line| line.starts_with(name));
@@ -154,8 +154,8 @@ async fn what_the_store_does_not_answer_is_missing_and_named_and_the_rest_is_the
 /// Probes that come at once share what one of them reads: `ready` is open to everyone.
 #[tokio::test(start_paused = true)]
 async fn probes_at_once_share_their_reads() {
-    let faults = Faults::new(&Database::memory());
-    let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+    let faults = Faults::new(&Store::memory());
+    let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();
     let dispatcher = bus.suspended_dispatcher(DispatcherOptions::default()).await.unwrap();
     let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
     faults.delay_reads(READ);
@@ -172,16 +172,16 @@ async fn probes_at_once_share_their_reads() {
 #[tokio::test(start_paused = true)]
 async fn a_shard_that_holds_names_its_row_and_the_failure_until_it_gets_on() {
     for is_ordered in [false, true] {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = Bus::open(&store, BusOptions::default().partitions(1).shards(1)).await.unwrap();
-        let running = bus.start(Roles::default()).await.unwrap();
+        let running = bus.start(StartOptions::default()).await.unwrap();
         let api = running.api(ApiOptions::default()).unwrap();
         let mended = Arc::new(AtomicBool::new(false));
         let (of_ids, of_rows) = (Arc::clone(&mended), Arc::clone(&mended));
         let options = ConsumerOptions::default()
             .failure(FailurePolicy::Hold)
             .max_concurrency(if is_ordered { 1 } else { 4 });
-        let member = running.consumer("log").unwrap().start_from(Cursor::NOTHING).options(options);
+        let member = running.consumer("log").unwrap().start_from(Cursor::BEGINNING).options(options);
         let fails = |name: &str, mended: &AtomicBool| {
             let fails = name == "bad" && !mended.load(Ordering::Relaxed);
             std::future::ready(if fails { Err("the disk is full".into()) } else { Ok(()) })
@@ -237,7 +237,7 @@ async fn a_shard_that_holds_names_its_row_and_the_failure_until_it_gets_on() {
 /// The age of the oldest row is exact, however many rows have come after it; of the rows so many are counted as are read.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_is_far_behind_has_the_age_of_its_oldest_row() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().partitions(1).shards(64)).await.unwrap();
     let notifier = crate::common::joined(&bus).await.notifier(crate::common::unpolled()).await.unwrap();
     let handle = bus.consumer("late").unwrap();
@@ -268,7 +268,7 @@ async fn a_consumer_that_is_far_behind_has_the_age_of_its_oldest_row() {
     let lag = status.consumers.unwrap().remove(0).lag.unwrap();
     assert!(lag.iter().any(|shard| !shard.is_exact), "more wait than are read");
     for shard in &lag {
-        let oldest = bus.feed().shard_page(shard.shard, Cursor::NOTHING, 1).await.unwrap().rows.remove(0);
+        let oldest = bus.feed().shard_page(shard.shard, Cursor::BEGINNING, 1).await.unwrap().rows.remove(0);
         let written = shard.age_ms.unwrap() + oldest.written_ms;
         assert!((before..=after).contains(&written), "it is the age of the oldest row: {shard:?}");
     }

@@ -7,7 +7,7 @@ use fastrand::Rng;
 use notibus::{
     Bus, Cursor, Error, NodeOptions, NotifierOptions, Sequence,
     event::{Counters, Incarnation},
-    store::{Database, Isolation},
+    store::{Isolation, Store},
 };
 
 use super::{
@@ -60,7 +60,7 @@ async fn live(bus: &Bus, random: &mut Rng, recorded: &mut Totals, readers: &mut 
         }
         if random.u32(0..4) == 0 {
             let at = bus.feed().now().await.unwrap();
-            readers.push(Reader { at, known: rows(bus, Cursor::NOTHING).await.unwrap() });
+            readers.push(Reader { at, known: rows(bus, Cursor::BEGINNING).await.unwrap() });
         }
     }
 }
@@ -70,12 +70,12 @@ async fn fold(bus: &Bus, recorded: &Totals) {
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
     drop(node);
-    until("all events", async || rows(bus, Cursor::NOTHING).await.unwrap() == *recorded).await;
+    until("all events", async || rows(bus, Cursor::BEGINNING).await.unwrap() == *recorded).await;
     notifier.shutdown().await.unwrap();
 }
 
 /// The last sequence that is known in incarnation 0.
-async fn end(store: &Database) -> Sequence {
+async fn end(store: &Store) -> Sequence {
     let key = [PREFIX, &[0x15, 26, 0x14]].concat();
     let stored = store.begin().get(&key, Isolation::Snapshot).await.unwrap();
     stored.map_or(Sequence::MIN, |stored| Sequence::from_bytes(&stored).unwrap())
@@ -89,9 +89,9 @@ async fn life(seed: u64) {
     let notifier = bus.node(NodeOptions::default()).await.unwrap().notifier(options).await.unwrap();
     let (mut recorded, mut readers) = (Totals::new(), Vec::new());
     live(&bus, &mut random, &mut recorded, &mut readers).await;
-    until("a row", async || !rows(&bus, Cursor::NOTHING).await.unwrap().is_empty()).await;
+    until("a row", async || !rows(&bus, Cursor::BEGINNING).await.unwrap().is_empty()).await;
     let is_later = random.bool();
-    let new = if is_later { later_store(2) } else { Database::memory() };
+    let new = if is_later { later_store(2) } else { Store::memory() };
     restore(&old, &new, PREFIX).await;
     live(&bus, &mut random, &mut recorded.clone(), &mut readers).await;
     notifier.shutdown().await.unwrap();
@@ -113,7 +113,7 @@ async fn life(seed: u64) {
         let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(newest(&bus).await, copied, "seed {seed}: nothing is folded");
-        for at in readers.iter().map(|reader| Cursor::from(reader.at)).chain([Cursor::NOTHING]) {
+        for at in readers.iter().map(|reader| Cursor::from(reader.at)).chain([Cursor::BEGINNING]) {
             let refused = rows(&bus, at).await;
             assert!(matches!(refused, Err(Error::OlderThanRows { .. })), "seed {seed}: {refused:?}");
         }

@@ -7,12 +7,12 @@ use std::{
 };
 
 use notibus::{
-    Bus, Cursor, JanitorOptions, Notification, Roles,
+    Bus, Cursor, JanitorOptions, Notification, StartOptions,
     consumer::{ConsumerSettings, HandlerResult, Work},
     cursor::Start,
     event::Incarnation,
-    node::Running,
-    store::Database,
+    node::NodeHandle,
+    store::Store,
 };
 
 use crate::{
@@ -20,16 +20,16 @@ use crate::{
     steps::{later_store, open, record, restore, totals, until},
 };
 
-async fn start(bus: &Bus) -> Running {
+async fn start(bus: &Bus) -> NodeHandle {
     let often = JanitorOptions::default()
         .interval(Duration::from_millis(200))
         .tombstone_retention(Duration::from_millis(500));
-    bus.start(Roles::default().janitor(Some(often))).await.unwrap()
+    bus.start(StartOptions::default().janitor(Some(often))).await.unwrap()
 }
 
 /// Restores what `live` makes in a store of later versions into one of lower versions.
-async fn restored(live: impl AsyncFn(&Bus)) -> Database {
-    let (old, new) = (later_store(1), Database::memory());
+async fn restored(live: impl AsyncFn(&Bus)) -> Store {
+    let (old, new) = (later_store(1), Store::memory());
     let bus = open(&old, PREFIX).await;
     let running = start(&bus).await;
     live(&bus).await;
@@ -38,7 +38,7 @@ async fn restored(live: impl AsyncFn(&Bus)) -> Database {
     new
 }
 
-async fn raise(store: &Database) {
+async fn raise(store: &Store) {
     Bus::raise_incarnation(store, PREFIX, Incarnation(0), false).await.unwrap();
 }
 
@@ -47,7 +47,7 @@ async fn raise(store: &Database) {
 #[tokio::test(start_paused = true)]
 async fn a_consumer_does_not_leave_shards_whose_rows_it_cannot_see() {
     let store = restored(async |bus| {
-        let from_nothing = ConsumerSettings::default().start(Start::At(Cursor::NOTHING));
+        let from_nothing = ConsumerSettings::default().start(Start::At(Cursor::BEGINNING));
         assert!(bus.consumer("waits").unwrap().create(&from_nothing).await.unwrap());
         for name in ["a", "b"] {
             record(bus, name, [1, 0, 0, 0]).await;

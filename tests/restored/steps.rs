@@ -6,15 +6,15 @@ use std::time::Duration;
 use axum::{body::Body, http::Request};
 use futures_util::future::BoxFuture;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, Error, Roles, Sequence,
+    Bus, BusOptions, Cursor, Db, DbInstance, Error, Sequence, StartOptions,
     changes::{ChangesOptions, DocId, DocSummary},
     consumer::ConsumerSettings,
     cursor::Start,
     event::{Counters, Incarnation},
     http::{Api, ApiOptions},
-    node::Running,
+    node::NodeHandle,
     relocation::ExportOptions,
-    store::{Database, Env, Environment, Isolation, KeyRange, RangeRead},
+    store::{Env, Environment, Isolation, KeyRange, RangeRead, Store},
 };
 use tower::ServiceExt;
 
@@ -43,8 +43,8 @@ impl Environment for Ahead {
 }
 
 /// A store whose versions are days later than those of others.
-pub(crate) fn later_store(days: u64) -> Database {
-    Database::memory_in(Env::new(Ahead(Env::system(), days)))
+pub(crate) fn later_store(days: u64) -> Store {
+    Store::memory_in(Env::new(Ahead(Env::system(), days)))
 }
 
 pub(crate) fn db(name: &str) -> Db {
@@ -86,12 +86,12 @@ pub(crate) async fn totals(bus: &Bus, name: &str) -> Option<[u64; 4]> {
     row.map(|row| [row.totals.created, row.totals.deleted, row.totals.updated, row.totals.ddoc_updated])
 }
 
-pub(crate) async fn open(store: &Database, prefix: &[u8]) -> Bus {
+pub(crate) async fn open(store: &Store, prefix: &[u8]) -> Bus {
     Bus::open(store, BusOptions::default().prefix(prefix.to_vec())).await.unwrap()
 }
 
 /// Copies all keys under `prefix`, as a backup and a restore do.
-pub(crate) async fn restore(from: &Database, to: &Database, prefix: &[u8]) {
+pub(crate) async fn restore(from: &Store, to: &Store, prefix: &[u8]) {
     let read = RangeRead::new(KeyRange::prefix(prefix.to_vec())).limit(100_000).target_bytes(usize::MAX);
     let page = from.begin().get_range(&read, Isolation::Snapshot).await.unwrap();
     assert!(!page.more && !page.rows.is_empty());
@@ -105,14 +105,14 @@ pub(crate) async fn restore(from: &Database, to: &Database, prefix: &[u8]) {
 }
 
 /// A node that is asked over HTTP.
-struct Asked {
-    running: Running,
+struct Claim {
+    running: NodeHandle,
     api: Api,
 }
 
-impl Asked {
+impl Claim {
     async fn start(bus: &Bus) -> Self {
-        let running = bus.start(Roles::default()).await.unwrap();
+        let running = bus.start(StartOptions::default()).await.unwrap();
         let api = running.api(ApiOptions::default()).unwrap();
         Self { running, api }
     }
@@ -148,10 +148,10 @@ pub(crate) struct Before {
 }
 
 /// Makes a bus with databases `a` and `b`, copies it to `to`, and goes on a little.
-pub(crate) async fn live_and_restore(to: &Database, prefix: &[u8]) -> Before {
+pub(crate) async fn live_and_restore(to: &Store, prefix: &[u8]) -> Before {
     let old = later_store(1);
     let bus = open(&old, prefix).await;
-    let asked = Asked::start(&bus).await;
+    let asked = Claim::start(&bus).await;
     let (changes, documents) = (bus.changes(), ChangesOptions::default());
     bus.store().run(async |tx| changes.create(&tx, &db("a"), &documents).await).await.unwrap();
     let edited = edit(&bus, "x", None).await.unwrap();
@@ -160,13 +160,13 @@ pub(crate) async fn live_and_restore(to: &Database, prefix: &[u8]) -> Before {
     }
     until("rows", async || totals(&bus, "a").await == Some(OF_COPY) && totals(&bus, "b").await.is_some())
         .await;
-    let kept = bus.feed().page(Cursor::NOTHING, 10).await.unwrap().rows.last().unwrap().sequence;
+    let kept = bus.feed().page(Cursor::BEGINNING, 10).await.unwrap().rows.last().unwrap().sequence;
     asked.running.shutdown().await.unwrap();
     for id in ["y", "z"] {
         edit(&bus, id, None).await.unwrap();
     }
     restore(&old, to, prefix).await;
-    let asked = Asked::start(&bus).await;
+    let asked = Claim::start(&bus).await;
     record(&bus, "a", [0, 0, 1, 0]).await;
     until("a row", async || totals(&bus, "a").await == Some([1, 0, 4, 0])).await;
     let lost = bus.feed().newest(&"a".parse().unwrap()).await.unwrap().unwrap().sequence;
@@ -176,10 +176,10 @@ pub(crate) async fn live_and_restore(to: &Database, prefix: &[u8]) -> Before {
 
 /// Bug: after a restore to lower versions without a raise, the first fold wrote a row that its own decoder refused, later events were
 /// lost, and `ready` said yes; fix: a fold asks the table of incarnations whether the store stands before its own rows.
-pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Database, prefix: &[u8]) {
+pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Store, prefix: &[u8]) {
     let Before { kept, lost, edited } = live_and_restore(store, prefix).await;
     let bus = open(store, prefix).await;
-    let asked = Asked::start(&bus).await;
+    let asked = Claim::start(&bus).await;
     // One that has a row, and one that is new: its row would stand where no reader looks for it.
     record(&bus, "a", [0, 0, 5, 0]).await;
     record(&bus, "c", [1, 0, 0, 0]).await;
@@ -212,7 +212,7 @@ pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Data
 
     let bus = open(store, prefix).await;
     assert_eq!(bus.incarnation(), Incarnation(1));
-    let asked = Asked::start(&bus).await;
+    let asked = Claim::start(&bus).await;
     until("all events", async || {
         totals(&bus, "a").await == Some([1, 0, 8, 0]) && totals(&bus, "c").await == Some([1, 0, 0, 0])
     })
@@ -236,7 +236,7 @@ async fn nothing_is_written_before_the_rows(bus: &Bus, edited: Sequence) {
     assert_older(&edit(bus, "x", Some(edited)).await);
     assert_older(&bus.changes().feed(&db("a")).reshard(2, None).await);
     assert_older(&bus.feed().reshard(2, None).await);
-    assert_older(&bus.feed().page(Cursor::NOTHING, 10).await);
+    assert_older(&bus.feed().page(Cursor::BEGINNING, 10).await);
     let settings = ConsumerSettings::default().start(Start::Now);
     assert_older(&bus.consumer("mailer").unwrap().create(&settings).await);
 }
@@ -245,7 +245,7 @@ async fn nothing_is_written_before_the_rows(bus: &Bus, edited: Sequence) {
 /// edits do not move the end of the incarnation. Fix: a row that the store has was copied.
 async fn documents_that_were_not_folded_are_read(bus: &Bus, edited: Sequence) {
     edit(bus, "x", Some(edited)).await.unwrap();
-    let (feed, mut cursor, mut ids) = (bus.changes().feed(&db("a")), Cursor::NOTHING, Vec::new());
+    let (feed, mut cursor, mut ids) = (bus.changes().feed(&db("a")), Cursor::BEGINNING, Vec::new());
     while ids.len() < 3 {
         let page = feed.page(cursor, 1).await.unwrap();
         ids.extend(page.rows.iter().map(|row| row.doc.id.to_string()));
@@ -256,10 +256,10 @@ async fn documents_that_were_not_folded_are_read(bus: &Bus, edited: Sequence) {
 
 /// Bug: after an import, a reader that had seen more than the copy went on without a sign; fix: an import ends the history of the
 /// incarnation before where the export has ended.
-pub(crate) async fn an_import_ends_what_was_not_copied(store: &Database, prefix: &[u8]) {
+pub(crate) async fn an_import_ends_what_was_not_copied(store: &Store, prefix: &[u8]) {
     let old = later_store(1);
     let bus = open(&old, prefix).await;
-    let asked = Asked::start(&bus).await;
+    let asked = Claim::start(&bus).await;
     record(&bus, "a", [1, 0, 0, 0]).await;
     until("a row", async || totals(&bus, "a").await.is_some()).await;
     let kept = bus.feed().now().await.unwrap();

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use notibus::{
     Bus, NodeOptions, NotifierOptions,
     store::{
-        Database,
+        Store,
         testing::{Faults, Operation},
     },
 };
@@ -37,7 +37,7 @@ struct Gaps {
 }
 
 /// The longest gap between two heartbeats of a node within `time`, beside `hogs` threads that never rest and producers that never wait.
-async fn longest_gap(store: Database, time: Duration, hogs: usize) -> Duration {
+async fn longest_gap(store: Store, time: Duration, hogs: usize) -> Duration {
     let (faults, gaps) = (Faults::new(&store), Arc::new(Mutex::new(Gaps::default())));
     let seen = Arc::clone(&gaps);
     faults.plan_commits(move |attempt| {
@@ -55,7 +55,7 @@ async fn longest_gap(store: Database, time: Duration, hogs: usize) -> Duration {
     });
     let mut nodes: Vec<(Bus, _)> = Vec::new();
     for _ in 0..NODES_COUNT {
-        let bus = wide_bus(&faults.database()).await;
+        let bus = wide_bus(&faults.store()).await;
         let node = bus.node(NodeOptions::default()).await.unwrap();
         nodes.push((bus, node.notifier(NotifierOptions::default()).await.unwrap()));
     }
@@ -72,7 +72,7 @@ async fn longest_gap(store: Database, time: Duration, hogs: usize) -> Duration {
         .collect();
     let producers: Vec<_> = (0..4)
         .map(|producer| {
-            let (is_over, bus, store) = (Arc::clone(&is_over), nodes[producer].0.clone(), faults.database());
+            let (is_over, bus, store) = (Arc::clone(&is_over), nodes[producer].0.clone(), faults.store());
             tokio::spawn(async move {
                 let mut count = 0_u64;
                 while !is_over.load(Ordering::Relaxed) {
@@ -107,7 +107,7 @@ async fn beats_go_on_where_others_take_all_processor_time() {
     for hogs in [0, cores * 4] {
         let folder = tempfile::tempdir().unwrap();
         for (what, store) in
-            [("memory", Database::memory()), ("folder", Database::open_dir(folder.path()).unwrap())]
+            [("memory", Store::memory()), ("folder", Store::open_dir(folder.path()).unwrap())]
         {
             println!("{what}, {hogs} threads that never rest:");
             assert!(longest_gap(store, time, hogs).await > Duration::ZERO, "each node has beaten again");

@@ -11,10 +11,10 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Notification, Roles,
+    Bus, BusOptions, Notification, StartOptions,
     consumer::Batch,
     store::{
-        Database,
+        Store,
         testing::{Faults, Operation, OperationCounts},
     },
 };
@@ -28,12 +28,12 @@ const COUNTED: Duration = Duration::from_mins(20);
 /// The operations of `nodes` nodes, which divide 64 partitions and run `consumers` consumers of 4 shards between them, at rest. Their reads
 /// are gets and range requests: to ask for a read version is none.
 async fn idle(nodes: usize, consumers: usize) -> OperationCounts {
-    let faults = Faults::new(&Database::memory());
+    let faults = Faults::new(&Store::memory());
     let mut running = Vec::new();
     for _ in 0..nodes {
         // One after the other, so that most of them hold partitions that are not adjacent.
-        let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
-        running.push(bus.start(Roles::default()).await.unwrap());
+        let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();
+        running.push(bus.start(StartOptions::default()).await.unwrap());
         tokio::time::sleep(Duration::from_secs(5)).await;
     }
     let members = (0..consumers).map(|number| {

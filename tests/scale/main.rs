@@ -20,7 +20,7 @@ use notibus::{
     consumer::Batch,
     node::Role,
     store::{
-        Database,
+        Store,
         testing::{Faults, OperationCounts},
     },
 };
@@ -30,16 +30,16 @@ struct ScaleFixture {
     faults: Faults,
     counted: Bus,
     others: Bus,
-    store: Database,
+    store: Store,
 }
 
 impl ScaleFixture {
     async fn new(partitions: u32, shards: u32) -> Self {
-        let store = Database::memory();
+        let store = Store::memory();
         let faults = Faults::new(&store);
         let options = || BusOptions::default().partitions(partitions).shards(shards);
         let others = Bus::open(&store, options()).await.unwrap();
-        let counted = Bus::open(&faults.database(), options()).await.unwrap();
+        let counted = Bus::open(&faults.store(), options()).await.unwrap();
         Self { faults, counted, others, store }
     }
 

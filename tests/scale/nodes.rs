@@ -7,7 +7,7 @@ use std::time::Duration;
 use notibus::{
     Bus, BusOptions, NodeOptions, Notifier,
     store::{
-        Database,
+        Store,
         testing::{CommitFault, Faults, Gate, OperationCounts},
     },
 };
@@ -27,7 +27,7 @@ struct Fleet {
 
 impl Fleet {
     fn new(partitions: u32) -> Self {
-        let faults = Faults::new(&Database::memory());
+        let faults = Faults::new(&Store::memory());
         faults.plan_commits(|attempt| {
             attempt.mutations().next()?;
             let gate = Gate::default();
@@ -43,7 +43,7 @@ impl Fleet {
 
     /// Adds `count` nodes, which join within 2 s.
     async fn add(&mut self, count: u32) {
-        let (store, partitions) = (self.faults.database(), self.partitions);
+        let (store, partitions) = (self.faults.store(), self.partitions);
         let start = (0..count).map(|number| {
             let store = store.clone();
             async move {
@@ -258,11 +258,11 @@ fn grows_linearly(less: &Life, more: &Life) {
 
 /// The bytes that each survivor reads beyond rest when a third of `count` nodes that divide no work die at once.
 async fn watch_of_deaths(count: usize) -> u64 {
-    let faults = Faults::new(&Database::memory());
-    let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+    let faults = Faults::new(&Store::memory());
+    let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();
     let mut nodes = Vec::new();
     for _ in 0..count {
-        let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+        let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();
         nodes.push(joined(&bus).await);
     }
     let during = async || {

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use notibus::{Bus, BusOptions, Db, DbInstance, Roles, store::Database};
+use notibus::{Bus, BusOptions, Db, DbInstance, StartOptions, store::Store};
 
 /// How long a test waits for an expected event.
 pub const LIMIT: Duration = Duration::from_mins(1);
@@ -36,9 +36,9 @@ pub fn credential(arguments: &[&str]) -> Option<(String, String)> {
 /// Makes a bus in `folder` with a row for each of 60 databases, of which every third is deleted. Returns the folder as a store.
 pub fn filled(folder: &Path) -> String {
     tokio::runtime::Runtime::new().unwrap().block_on(async {
-        let store = Database::open_dir(folder).unwrap();
+        let store = Store::open_dir(folder).unwrap();
         let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-        let (running, producer) = (bus.start(Roles::default()).await.unwrap(), bus.producer());
+        let (running, producer) = (bus.start(StartOptions::default()).await.unwrap(), bus.producer());
         for number in 0..600_u16 {
             let db = Db::new(
                 format!("db-{}", number % 60).parse().unwrap(),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use notibus::{
     Bus, Cursor, Db, Error, Sequence,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
-    store::{Database, Transaction},
+    store::{Store, Transaction},
 };
 
 use crate::common::{db, dice, wide_bus};
@@ -24,7 +24,7 @@ async fn check(bus: &Bus, db: &Db, positions: impl IntoIterator<Item = Cursor>) 
         assert_eq!(feed.pending(position).await.unwrap(), page.rows.len() as u64, "behind {position}");
     }
     for shard in feed.shards().await.unwrap() {
-        let rows = feed.shard_page(shard, Cursor::NOTHING, 10_000).await.unwrap().rows;
+        let rows = feed.shard_page(shard, Cursor::BEGINNING, 10_000).await.unwrap().rows;
         assert_eq!(feed.shard_rows(shard).await.unwrap(), rows.len() as u64, "shard {shard}");
     }
 }
@@ -33,7 +33,7 @@ async fn check(bus: &Bus, db: &Db, positions: impl IntoIterator<Item = Cursor>) 
 #[tokio::test]
 async fn rows_are_counted_whatever_is_written() {
     let mut dice = dice();
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let (changes, db) = (bus.changes(), db("docs", 1));
     let create = async |tx: &Transaction, shards| {
@@ -67,7 +67,7 @@ async fn rows_are_counted_whatever_is_written() {
         edits.extend(done.value.into_iter().map(|(id, edited)| (id, edited.of(done.committed))));
         if step % 10 == 0 {
             let some = edits.values().copied().map(Cursor::from);
-            check(&bus, &db, some.chain([Cursor::NOTHING])).await;
+            check(&bus, &db, some.chain([Cursor::BEGINNING])).await;
         }
     }
     let removed = async |tx| {
@@ -75,14 +75,14 @@ async fn rows_are_counted_whatever_is_written() {
         Ok(())
     };
     store.run(removed).await.unwrap();
-    assert!(matches!(changes.feed(&db).pending(Cursor::NOTHING).await, Err(Error::NoFeed { .. })));
+    assert!(matches!(changes.feed(&db).pending(Cursor::BEGINNING).await, Err(Error::NoFeed { .. })));
 }
 
 /// Regression: a layer that named one previous edit twice, after a reshard, took one row too many from the count of the shard
 /// before, and each feed of `_changes` that asked for what was pending was cut off.
 #[tokio::test]
 async fn a_count_that_a_layer_has_made_negative_stops_no_reader() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let (changes, db) = (bus.changes(), db("docs", 1));
     let options = ChangesOptions::default().shards(1);
@@ -97,7 +97,7 @@ async fn a_count_that_a_layer_has_made_negative_stops_no_reader() {
     edit(2, Some(first)).await;
     edit(3, Some(first)).await;
     let feed = changes.feed(&db);
-    assert_eq!(feed.pending(Cursor::NOTHING).await.unwrap(), 2);
+    assert_eq!(feed.pending(Cursor::BEGINNING).await.unwrap(), 2);
     let shard = feed.shards().await.unwrap()[0];
     assert_eq!(feed.shard_rows(shard).await.unwrap(), 0);
 }
@@ -105,7 +105,7 @@ async fn a_count_that_a_layer_has_made_negative_stops_no_reader() {
 /// An export includes the counts.
 #[tokio::test]
 async fn the_counts_move_with_the_rows() {
-    let (old, new) = (Database::memory(), Database::memory());
+    let (old, new) = (Store::memory(), Store::memory());
     let bus = wide_bus(&old).await;
     let (changes, db) = (bus.changes(), db("docs", 1));
     old.run(async |tx| changes.create(&tx, &db, &ChangesOptions::default()).await).await.unwrap();
@@ -117,6 +117,6 @@ async fn the_counts_move_with_the_rows() {
     bus.export(&mut export, notibus::relocation::ExportOptions::default()).await.unwrap();
     Bus::import(&new, b"notibus", &mut &export[..]).await.unwrap();
     let moved = wide_bus(&new).await;
-    assert_eq!(moved.changes().feed(&db).pending(Cursor::NOTHING).await.unwrap(), 20);
-    check(&moved, &db, [Cursor::NOTHING]).await;
+    assert_eq!(moved.changes().feed(&db).pending(Cursor::BEGINNING).await.unwrap(), 20);
+    check(&moved, &db, [Cursor::BEGINNING]).await;
 }

@@ -16,7 +16,7 @@ use notibus::{
     event::{Incarnation, Versionstamp},
     feed::{Feed, HashingScheme, SchemeId, Schemes, ShardEvent, ShardId},
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
+        AtomicOp, Isolation, KeyRange, RangeRead, Store, StoreError, Transaction,
         testing::{CommitFault, Faults, Gate, Trace},
     },
 };
@@ -34,7 +34,7 @@ fn doc(id: &str, position: u64) -> DocSummary {
 }
 
 /// A bus in `store`, and a database with a changes feed of `shards` shards.
-async fn begun(store: &Database, shards: u32) -> (Bus, Db) {
+async fn begun(store: &Store, shards: u32) -> (Bus, Db) {
     let bus = wide_bus(store).await;
     let db = db("docs", 1);
     let options = ChangesOptions::default().shards(shards);
@@ -43,13 +43,7 @@ async fn begun(store: &Database, shards: u32) -> (Bus, Db) {
 }
 
 /// Commits an edit; returns its sequence.
-async fn edit(
-    store: &Database,
-    bus: &Bus,
-    db: &Db,
-    doc: &DocSummary,
-    previous: Option<Sequence>,
-) -> Sequence {
+async fn edit(store: &Store, bus: &Bus, db: &Db, doc: &DocSummary, previous: Option<Sequence>) -> Sequence {
     let tx = store.begin();
     let edited = bus.changes().writer(&tx, db).await.unwrap().record(doc, previous).unwrap();
     edited.of(tx.commit().await.unwrap().unwrap())
@@ -60,15 +54,15 @@ fn ids_and_positions(rows: &[Arc<Change>]) -> Vec<(&str, u64)> {
     rows.iter().map(|row| (row.doc.id.as_str(), row.doc.revision.position)).collect()
 }
 
-async fn dump(store: &Database) -> Vec<(Bytes, Bytes)> {
+async fn dump(store: &Store) -> Vec<(Bytes, Bytes)> {
     let all = RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])).limit(100_000).target_bytes(usize::MAX);
     store.begin().get_range(&all, Isolation::Snapshot).await.unwrap().rows
 }
 
 #[tokio::test]
 async fn an_insert_writes_one_row_and_counts_it_and_an_update_clears_one() {
-    let faults = Faults::new(&Database::memory());
-    let store = faults.database();
+    let faults = Faults::new(&Store::memory());
+    let store = faults.store();
     let (bus, db) = begun(&store, 4).await;
     let changes = bus.changes();
     // From here on the topology is cached.
@@ -90,7 +84,7 @@ async fn an_insert_writes_one_row_and_counts_it_and_an_update_clears_one() {
 
 #[tokio::test]
 async fn a_writer_that_a_reshard_has_overtaken_fails_and_tries_again() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 2).await;
     let changes = bus.changes();
     edit(&store, &bus, &db, &doc("warm", 1), None).await;
@@ -108,7 +102,7 @@ async fn a_writer_that_a_reshard_has_overtaken_fails_and_tries_again() {
 
 #[tokio::test]
 async fn a_document_that_is_recorded_twice_in_a_transaction_has_one_row() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 4).await;
     let changes = bus.changes();
     let previous = edit(&store, &bus, &db, &doc("x", 1), None).await;
@@ -122,13 +116,13 @@ async fn a_document_that_is_recorded_twice_in_a_transaction_has_one_row() {
         })
         .await
         .unwrap();
-    let page = changes.feed(&db).page(Cursor::NOTHING, 10).await.unwrap();
+    let page = changes.feed(&db).page(Cursor::BEGINNING, 10).await.unwrap();
     assert_eq!(ids_and_positions(&page.rows), [("x", 3), ("y", 3)]);
 }
 
 #[tokio::test]
 async fn a_feed_begins_once_and_ends_with_its_database() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 4).await;
     let changes = bus.changes();
     let before = dump(&store).await;
@@ -147,7 +141,7 @@ async fn a_feed_begins_once_and_ends_with_its_database() {
         })
         .await
         .unwrap();
-    let missing = changes.feed(&db).page(Cursor::NOTHING, 10).await.unwrap_err();
+    let missing = changes.feed(&db).page(Cursor::BEGINNING, 10).await.unwrap_err();
     assert!(matches!(missing, Error::NoFeed { .. }), "{missing}");
     let tx = store.begin();
     assert!(matches!(changes.writer(&tx, &db).await, Err(Error::NoFeed { .. })));
@@ -158,7 +152,7 @@ async fn a_feed_begins_once_and_ends_with_its_database() {
 
 #[tokio::test]
 async fn rows_that_lay_unsharded_are_read_as_the_first_shard() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let (changes, db) = (bus.changes(), db("old", 1));
     // Rows of another layer: a prefix, and the tuple of incarnation 0 and a versionstamp.
@@ -184,12 +178,12 @@ async fn rows_that_lay_unsharded_are_read_as_the_first_shard() {
     );
 
     assert_eq!(
-        ids_and_positions(&feed.page(Cursor::NOTHING, 10).await.unwrap().rows),
+        ids_and_positions(&feed.page(Cursor::BEGINNING, 10).await.unwrap().rows),
         [("a", 1), ("b", 1), ("c", 1)]
     );
     edit(&store, &bus, &db, &doc("b", 2), Some(sequences[1])).await;
     edit(&store, &bus, &db, &doc("d", 1), None).await;
-    let page = feed.page(Cursor::NOTHING, 10).await.unwrap();
+    let page = feed.page(Cursor::BEGINNING, 10).await.unwrap();
     assert_eq!(ids_and_positions(&page.rows), [("a", 1), ("c", 1), ("b", 2), ("d", 1)]);
     assert_eq!(
         ids_and_positions(&feed.page(sequences[1], 10).await.unwrap().rows),
@@ -197,7 +191,7 @@ async fn rows_that_lay_unsharded_are_read_as_the_first_shard() {
     );
     assert_eq!(feed.pending(sequences[0]).await.unwrap(), 3);
     assert_eq!(feed.shard_rows(ShardId(0)).await.unwrap(), 2, "one has left the legacy range");
-    assert_eq!(feed.pending(Cursor::NOTHING).await.unwrap(), 4);
+    assert_eq!(feed.pending(Cursor::BEGINNING).await.unwrap(), 4);
 
     let mut legacy = feed.shard_reader(ShardId(0), Sequence::MIN);
     let Some(ShardEvent::Rows(rows)) = legacy.try_next().await.unwrap() else { panic!("it has rows") };
@@ -215,7 +209,7 @@ async fn rows_that_lay_unsharded_are_read_as_the_first_shard() {
 
 #[tokio::test]
 async fn pages_go_both_ways_across_reshards() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 3).await;
     let feed = bus.changes().feed(&db);
     let mut expected = Vec::new();
@@ -229,7 +223,7 @@ async fn pages_go_both_ways_across_reshards() {
     // Pages of 12 and 13 rows end just where a topology does.
     for limit in [1, 7, 12, 13, 60, 100] {
         let (mut forth, mut back) = (Vec::new(), Vec::new());
-        let mut cursor = Cursor::NOTHING;
+        let mut cursor = Cursor::BEGINNING;
         loop {
             let page = feed.page(cursor, limit).await.unwrap();
             assert!(page.rows.len() <= limit);
@@ -260,7 +254,7 @@ async fn pages_go_both_ways_across_reshards() {
 
 #[tokio::test]
 async fn a_partition_stays_in_one_shard() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let (changes, db) = (bus.changes(), db("partitioned", 1));
     let options = ChangesOptions::default().shards(50).scheme(SchemeId::PARTITION_KEY);
@@ -272,7 +266,7 @@ async fn a_partition_stays_in_one_shard() {
     let feed = changes.feed(&db);
     let mut with_sensors = 0;
     for shard in feed.shards().await.unwrap() {
-        let rows = feed.shard_page(shard, Cursor::NOTHING, 100).await.unwrap().rows;
+        let rows = feed.shard_page(shard, Cursor::BEGINNING, 100).await.unwrap().rows;
         with_sensors += u32::from(rows.iter().any(|row| row.doc.id.as_str().starts_with("sensor:")));
     }
     assert_eq!(with_sensors, 1);
@@ -290,7 +284,7 @@ impl HashingScheme for Last {
 
 #[tokio::test]
 async fn a_scheme_that_a_process_does_not_know_is_a_typed_error() {
-    let store = Database::memory();
+    let store = Store::memory();
     let schemes = Schemes::default().with(SchemeId(2_000), Last).unwrap();
     let knowing = Bus::open(&store, BusOptions::default().schemes(schemes)).await.unwrap();
     let (changes, db) = (knowing.changes(), db("docs", 1));
@@ -312,7 +306,7 @@ async fn a_scheme_that_a_process_does_not_know_is_a_typed_error() {
     ));
     assert_eq!(dump(&store).await, before);
     assert_eq!(
-        other.changes().feed(&db).page(Cursor::NOTHING, 10).await.unwrap().rows.len(),
+        other.changes().feed(&db).page(Cursor::BEGINNING, 10).await.unwrap().rows.len(),
         1,
         "reading needs none"
     );
@@ -320,7 +314,7 @@ async fn a_scheme_that_a_process_does_not_know_is_a_typed_error() {
 
 #[tokio::test]
 async fn bad_input_is_a_typed_error_and_changes_nothing() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 2).await;
     let feed = bus.changes().feed(&db);
     edit(&store, &bus, &db, &doc("x", 1), None).await;
@@ -343,10 +337,10 @@ async fn bad_input_is_a_typed_error_and_changes_nothing() {
         assert!(is_refused(reader.try_next().await.err()), "{since}");
     }
     for shard in [0, 5, u64::MAX].map(ShardId) {
-        let read = feed.shard_page(shard, Cursor::NOTHING, 10).await;
+        let read = feed.shard_page(shard, Cursor::BEGINNING, 10).await;
         assert!(matches!(read, Err(Error::NoShard { .. })), "{read:?}");
         assert!(matches!(
-            feed.shard_reader(shard, Cursor::NOTHING).try_next().await,
+            feed.shard_reader(shard, Cursor::BEGINNING).try_next().await,
             Err(Error::NoShard { .. })
         ));
     }
@@ -359,7 +353,10 @@ async fn bad_input_is_a_typed_error_and_changes_nothing() {
     }
     assert!(matches!(feed.reshard(2, Some(SchemeId(3))).await, Err(Error::UnknownScheme { scheme: 3 })));
     for limit in [0, 10_001] {
-        assert!(matches!(feed.page(Cursor::NOTHING, limit).await, Err(Error::Invalid { what: "limit", .. })));
+        assert!(matches!(
+            feed.page(Cursor::BEGINNING, limit).await,
+            Err(Error::Invalid { what: "limit", .. })
+        ));
         assert!(matches!(
             feed.page_before(Sequence::MAX, limit).await,
             Err(Error::Invalid { what: "limit", .. })
@@ -404,7 +401,7 @@ impl DocSource for Layer {
 
 #[tokio::test]
 async fn leaves_and_documents_come_from_the_layer() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 2).await;
     let changes = bus.changes();
     store
@@ -436,11 +433,11 @@ async fn leaves_and_documents_come_from_the_layer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tail_of_changes_is_woken_by_the_notifications_of_its_database() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 2).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
+    let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::BEGINNING);
     for step in 0..20 {
         let (id, write) = (format!("doc{step}"), async {
             tokio::time::sleep(Duration::from_millis(step)).await;
@@ -460,8 +457,8 @@ async fn a_tail_of_changes_is_woken_by_the_notifications_of_its_database() {
 #[tokio::test(start_paused = true)]
 async fn tails_of_changes_that_wait_hardly_ever_poll() {
     const TAILS: usize = 100;
-    let trace = Trace::new(&Database::memory());
-    let store = trace.database();
+    let trace = Trace::new(&Store::memory());
+    let store = trace.store();
     let (bus, db) = begun(&store, 2).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -474,7 +471,7 @@ async fn tails_of_changes_that_wait_hardly_ever_poll() {
     let without = cost().await;
     let mut tails = JoinSet::new();
     for _ in 0..TAILS {
-        let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
+        let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::BEGINNING);
         tails.spawn(async move { tail.next().await.map(|page| (tail, page)) });
     }
     let with = cost().await;
@@ -501,11 +498,11 @@ async fn tails_of_changes_that_wait_hardly_ever_poll() {
 /// Regression: a tail slept forever if its database's changes were removed without an event of that.
 #[tokio::test(start_paused = true)]
 async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 2).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
+    let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::BEGINNING);
     let remove = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let changes = bus.changes();
@@ -526,14 +523,14 @@ async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
 /// the name of a layer's database is enough for that. Regression: a tail of it slept forever.
 #[tokio::test(start_paused = true)]
 async fn a_tail_finds_edits_without_a_notification() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 2).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let invented = Db::new(db.name.clone(), DbInstance([99; 16]));
     record(&store, &bus, &invented, [1, 0, 0, 0]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
+    let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::BEGINNING);
     let write = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         edit(&store, &bus, &db, &doc("x", 1), None).await;
@@ -546,7 +543,7 @@ async fn a_tail_finds_edits_without_a_notification() {
 /// Regression: the token of a creation named the database, but not the options: another creation of the same database passed for it.
 #[tokio::test]
 async fn a_feed_that_began_otherwise_is_refused() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 4).await;
     let changes = bus.changes();
     let before = dump(&store).await;
@@ -567,7 +564,7 @@ async fn a_feed_that_began_otherwise_is_refused() {
 /// Regression: a writer that survived a reset of its transaction wrote to the old shards, which a reshard had closed.
 #[tokio::test]
 async fn a_writer_does_not_outlive_its_transaction() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 1).await;
     let (changes, tx) = (bus.changes(), store.begin());
     let writer = changes.writer(&tx, &db).await.unwrap();
@@ -581,10 +578,10 @@ async fn a_writer_does_not_outlive_its_transaction() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reshard_of_unknown_result_is_done_once() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 1).await;
     let faults = Faults::new(&store);
-    let feed = wide_bus(&faults.database()).await.changes().feed(&db);
+    let feed = wide_bus(&faults.store()).await.changes().feed(&db);
     for (fault, expected) in [(CommitFault::After as fn(_) -> _, 2), (CommitFault::Before, 3)] {
         faults.script_commits([fault(StoreError::COMMIT_UNKNOWN_RESULT)]);
         let entry = feed.reshard(4, None).await.unwrap();
@@ -596,11 +593,11 @@ async fn a_reshard_of_unknown_result_is_done_once() {
 /// Regression: the entry was dropped before the reshard with an unknown result read it; it then undid the next reshard.
 #[tokio::test(start_paused = true)]
 async fn a_reshard_of_unknown_result_is_done_once_although_its_entry_is_dropped() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 1).await;
     let feed = bus.changes().feed(&db);
     let faults = Faults::new(&store);
-    let slow = wide_bus(&faults.database()).await.changes().feed(&db);
+    let slow = wide_bus(&faults.store()).await.changes().feed(&db);
     faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
     let (mut reads, goes_on) = (0, Arc::new(AtomicBool::new(false)));
     let blocked = Arc::clone(&goes_on);
@@ -621,7 +618,7 @@ async fn a_reshard_of_unknown_result_is_done_once_although_its_entry_is_dropped(
 
 #[tokio::test]
 async fn a_stored_entry_that_cannot_be_is_refused() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 1).await;
     let rows = dump(&store).await;
     let (key, value) = rows.iter().find(|(key, _)| key.starts_with(b"notibus\x15\x07\x01d")).unwrap();
@@ -641,10 +638,10 @@ async fn a_stored_entry_that_cannot_be_is_refused() {
 /// A fold that began before a reshard cannot commit: its rows would be in a closed shard.
 #[tokio::test(start_paused = true)]
 async fn a_fold_that_a_reshard_has_overtaken_tries_again() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
     let (gate, mut is_held) = (Gate::default(), false);
-    let bus = wide_bus(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
     let held = gate.clone();
     faults.plan_commits(move |attempt| {
         let holds = !is_held && attempt.applies(AtomicOp::SetVersionstampedKey);
@@ -658,7 +655,7 @@ async fn a_fold_that_a_reshard_has_overtaken_tries_again() {
     let entry = feed.reshard(9, None).await.unwrap();
     gate.open();
     until("it is folded", async || bus.stats().folded.updated == 1).await;
-    let rows = feed.page(Cursor::NOTHING, 10).await.unwrap().rows;
+    let rows = feed.page(Cursor::BEGINNING, 10).await.unwrap().rows;
     assert_eq!(rows.len(), 1);
     assert!(rows[0].sequence > entry.first);
     let old = feed.topology().await.unwrap().swap_remove(0);
@@ -669,7 +666,7 @@ async fn a_fold_that_a_reshard_has_overtaken_tries_again() {
 
 #[tokio::test]
 async fn concurrent_reshards_come_one_after_the_other() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 1).await;
     let feed: Feed<Change> = bus.changes().feed(&db);
     let reshards: Vec<_> = (1..=10_u32)
@@ -697,11 +694,11 @@ async fn concurrent_reshards_come_one_after_the_other() {
 fn instances_have_feeds_of_their_own() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
-        let store = Database::memory();
+        let store = Store::memory();
         let (bus, first) = begun(&store, 1).await;
         edit(&store, &bus, &first, &doc("x", 1), None).await;
         let second = Db::new(first.name.clone(), DbInstance([2; 16]));
-        let page = bus.changes().feed(&second).page(Cursor::NOTHING, 10).await;
+        let page = bus.changes().feed(&second).page(Cursor::BEGINNING, 10).await;
         assert!(matches!(page, Err(Error::NoFeed { .. })), "a database of the same name begins again");
     });
 }
@@ -709,7 +706,7 @@ fn instances_have_feeds_of_their_own() {
 /// Regression: a writer that was kept while its feed was removed in the same transaction left a row of a feed that did not exist.
 #[tokio::test]
 async fn a_writer_that_is_kept_over_the_removal_of_its_feed_writes_nothing() {
-    let store = Database::memory();
+    let store = Store::memory();
     let (bus, db) = begun(&store, 2).await;
     let changes = bus.changes();
     let write = async |tx: Transaction| {
@@ -731,7 +728,7 @@ async fn a_writer_that_is_kept_over_the_removal_of_its_feed_writes_nothing() {
         Ok(())
     };
     store.run(write).await.unwrap();
-    let page = changes.feed(&db).page(Cursor::NOTHING, 10).await.unwrap();
+    let page = changes.feed(&db).page(Cursor::BEGINNING, 10).await.unwrap();
     let ids: Vec<_> = page.rows.iter().map(|row| row.doc.id.as_str()).collect();
     assert_eq!(ids, ["y"]);
 }

@@ -1,7 +1,7 @@
 //! What folds read of the history of a feed.
 
 use notibus::store::{
-    AtomicOp, Database,
+    AtomicOp, Store,
     testing::{Operation, Trace},
 };
 
@@ -12,8 +12,8 @@ use crate::common::{db, eager, joined, record, row_with, set, stored, wide_bus, 
 #[tokio::test(start_paused = true)]
 async fn a_fold_reads_only_the_topology_entries_that_it_needs() {
     const PAST: usize = 200;
-    let trace = Trace::new(&Database::memory());
-    let store = trace.database();
+    let trace = Trace::new(&Store::memory());
+    let store = trace.store();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let name = |number: usize| db(&format!("db{number}"), 1);

@@ -10,7 +10,7 @@ mod folds;
 mod notifications;
 mod scenario;
 
-use notibus::store::Database;
+use notibus::store::Store;
 use scenario::Size;
 
 /// A small world, in which every fifth commit fails.
@@ -22,7 +22,7 @@ fn readers_see_every_change_once_and_in_order_through_any_reshard() {
         println!("seed {seed}");
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        runtime.block_on(scenario::check(&Database::memory(), "", seed, SIZE));
+        runtime.block_on(scenario::check(&Store::memory(), "", seed, SIZE));
     }
 }
 
@@ -31,7 +31,7 @@ async fn the_same_holds_with_many_threads() {
     let size = Size { writes: 100, reshards: 40, readers: 4, faults_percent: 5 };
     let seed = fastrand::u64(..);
     println!("seed {seed}");
-    scenario::check(&Database::memory(), "", seed, size).await;
+    scenario::check(&Store::memory(), "", seed, size).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -39,5 +39,5 @@ async fn the_same_holds_in_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let seed = fastrand::u64(..);
     println!("seed {seed}");
-    scenario::check(&Database::open_dir(folder.path()).unwrap(), "", seed, SIZE).await;
+    scenario::check(&Store::open_dir(folder.path()).unwrap(), "", seed, SIZE).await;
 }

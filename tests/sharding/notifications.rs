@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use notibus::{Cursor, DispatcherOptions, Filter, Sequence, store::Database};
+use notibus::{Cursor, DispatcherOptions, Filter, Sequence, store::Store};
 
 use crate::common::{self, NEVER, db, eager, joined, record, until, wide_bus, within};
 
 #[tokio::test(start_paused = true)]
 async fn subscribers_and_the_tail_go_on_through_reshards() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let options = DispatcherOptions::default().poll_interval(NEVER);
     let dispatcher = bus.dispatcher(options).await.unwrap();
-    let mut updates = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+    let mut updates = dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
     let feed = bus.feed();
     let mut last = Sequence::MIN;
     for step in 0..30_u32 {
@@ -33,7 +33,7 @@ async fn subscribers_and_the_tail_go_on_through_reshards() {
 
 #[tokio::test(start_paused = true)]
 async fn notifications_fold_right_while_their_feed_is_resharded() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager().fold_interval_max(Duration::ZERO)).await.unwrap();
     let feed = bus.feed();
@@ -51,7 +51,7 @@ async fn notifications_fold_right_while_their_feed_is_resharded() {
     };
     tokio::join!(reshards, records);
     until("all are folded", async || bus.stats().folded.updated == 400).await;
-    let rows = feed.page(Cursor::NOTHING, 100).await.unwrap().rows;
+    let rows = feed.page(Cursor::BEGINNING, 100).await.unwrap().rows;
     assert_eq!(rows.len(), 9);
     assert_eq!(rows.iter().map(|row| row.totals.updated).sum::<u64>(), 400);
     assert_eq!(feed.topology().await.unwrap().len(), 41);

@@ -10,11 +10,11 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, Roles, Sequence,
+    Bus, BusOptions, Cursor, Db, DbInstance, Sequence, StartOptions,
     changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
     feed::{Feed, SchemeId, ShardEvent, ShardId, ShardReader},
     store::{
-        AtomicOp, Database, Isolation, StoreError, Transaction,
+        AtomicOp, Isolation, Store, StoreError, Transaction,
         testing::{CommitFault, Faults},
     },
 };
@@ -39,7 +39,7 @@ const DOCS: u32 = 12;
 #[derive(Clone)]
 struct ShardingFixture {
     /// The store, some of whose commits fail.
-    store: Database,
+    store: Store,
     bus: Bus,
     changes: Changes,
     db: Db,
@@ -118,7 +118,7 @@ async fn join(feed: &Feed<Change>, random: &mut fastrand::Rng) -> Cursor {
     for _ in 0..random.u32(..20) {
         pause(random).await;
     }
-    let since = if random.u8(..3) == 0 { Cursor::NOTHING } else { feed.now().await.unwrap().into() };
+    let since = if random.u8(..3) == 0 { Cursor::BEGINNING } else { feed.now().await.unwrap().into() };
     for _ in 0..random.u32(..10) {
         pause(random).await;
     }
@@ -244,7 +244,7 @@ async fn check_shards(feed: &Feed<Change>, rows: &[Arc<Change>]) {
         let end = topology.get(place + 1).map_or(Sequence::MAX, |next| next.first);
         assert_eq!(entry.is_closed, place + 1 < topology.len());
         for &shard in &entry.shards {
-            let page = feed.shard_page(shard, Cursor::NOTHING, 10_000).await.unwrap();
+            let page = feed.shard_page(shard, Cursor::BEGINNING, 10_000).await.unwrap();
             assert!(page.rows.iter().all(|row| entry.first <= row.sequence && row.sequence < end));
             assert_eq!(page.resharded.is_some(), entry.is_closed);
             found.extend(page.rows);
@@ -255,21 +255,21 @@ async fn check_shards(feed: &Feed<Change>, rows: &[Arc<Change>]) {
 }
 
 /// Runs everything at once, and checks the result.
-pub async fn check(store: &Database, prefix: &str, seed: u64, size: Size) {
+pub async fn check(store: &Store, prefix: &str, seed: u64, size: Size) {
     // Measured on the clock of the test: if time is paused, the limit is only a formality.
     let limit = Duration::from_mins(3);
     tokio::time::timeout(limit, play(store, prefix, seed, size)).await.expect("it comes to an end");
 }
 
 /// [`check`] without a time limit.
-async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
+async fn play(store: &Store, prefix: &str, seed: u64, size: Size) {
     let mut random = fastrand::Rng::with_seed(seed);
     let faults = Faults::new(store);
     let options = BusOptions::default().prefix(format!("{prefix}/bus").into());
-    let bus = Bus::open(&faults.database(), options).await.unwrap();
+    let bus = Bus::open(&faults.store(), options).await.unwrap();
     let db = Db::new("docs".parse().unwrap(), DbInstance(random.u128(..).to_be_bytes()));
     let changes = bus.changes();
-    let (store, edits) = (faults.database(), Arc::default());
+    let (store, edits) = (faults.store(), Arc::default());
     let fixture = ShardingFixture { store, bus: bus.clone(), changes, db, prefix: prefix.to_owned(), edits };
     let begin = ChangesOptions::default().shards(random.u32(1..5)).scheme(SchemeId::PARTITION_KEY);
     fixture.store.run(async |tx| fixture.changes.create(&tx, &fixture.db, &begin).await).await.unwrap();
@@ -299,7 +299,7 @@ async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     stop.send(true).unwrap();
 
     let feed = fixture.feed();
-    let rows = feed.page(Cursor::NOTHING, 10_000).await.unwrap().rows;
+    let rows = feed.page(Cursor::BEGINNING, 10_000).await.unwrap().rows;
     let newest: BTreeMap<_, _> = rows.iter().map(|row| (row.doc.id.as_str(), row)).collect();
     assert_eq!(newest.len(), rows.len(), "each document is in the feed once");
     let edits: u64 = newest.values().map(|row| row.doc.revision.position).sum();
@@ -309,11 +309,11 @@ async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     }
     check_shards(&feed, &rows).await;
     assert_eq!(feed.last_sequence().await.unwrap(), rows.last().map(|row| row.sequence));
-    assert_eq!(feed.pending(Cursor::NOTHING).await.unwrap(), rows.len() as u64);
+    assert_eq!(feed.pending(Cursor::BEGINNING).await.unwrap(), rows.len() as u64);
     let newest_first = feed.page_before(Sequence::MAX, 10_000).await.unwrap().rows;
     assert!(newest_first.iter().eq(rows.iter().rev()));
 
-    let _running = bus.start(Roles::default()).await.unwrap();
+    let _running = bus.start(StartOptions::default()).await.unwrap();
     let folded = async || {
         let row = bus.feed().newest(&fixture.db.name).await.unwrap();
         row.is_some_and(|row| row.totals.updated == edits)

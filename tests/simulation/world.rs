@@ -16,7 +16,7 @@ use std::{
 
 use notibus::{
     event::Versionstamp,
-    store::{Database, Env, testing::intercepted},
+    store::{Env, Store, testing::intercepted},
 };
 
 use crate::{
@@ -105,7 +105,7 @@ struct Slot {
 
 struct World {
     shared: Arc<Shared>,
-    engine: Arc<Database>,
+    engine: Arc<Store>,
     /// The machine of a durable store.
     machine: Option<Machine>,
     slots: Vec<Slot>,
@@ -132,7 +132,7 @@ impl World {
             .then(|| Machine::new(&mut random, store_time(time, 0)).expect("an empty disk can be used"));
         let engine = match &machine {
             Some(machine) => machine.store(),
-            None => Database::memory_in(store_time(time, 0)),
+            None => Store::memory_in(store_time(time, 0)),
         };
         let slots = (0..shared.plan.processes.len()).map(|process| Slot {
             generation: 0,

@@ -36,7 +36,7 @@ async fn next(batches: &mut BatchSubscription) -> DeliveryBatch {
 async fn a_batch_says_what_its_deliveries_do() {
     let fixture = SubscriberFixture::new().await;
     fixture.events(&["a", "b", "c"], EventKind::Created).await;
-    let mut batches = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batches();
+    let mut batches = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).batches();
     let batch = next(&mut batches).await;
     assert_eq!((batch.len(), names(&batch)), (3, ["a", "b", "c"].map(String::from).to_vec()));
     for (index, delivery) in batch.iter().enumerate() {
@@ -64,7 +64,7 @@ async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
     fixture.events(&["a", "b", "c"], EventKind::Created).await;
     let given = Arc::new(Mutex::new(Vec::new()));
     let written = Arc::clone(&given);
-    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING);
     let panics = calls(move |item: BatchItem| {
         let written = Arc::clone(&written);
         async move {
@@ -124,7 +124,7 @@ async fn a_callback_can_be_given_batches() {
         recorded.lock().unwrap().extend(item.into_delivery().map(|batch| names(&batch)));
         async {}
     });
-    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING);
     let handle = subscribe.batch_callback(RestartPolicy::default(), record).unwrap();
     until("the batch", async || !delivered.lock().unwrap().is_empty()).await;
     assert_eq!(*delivered.lock().unwrap(), [["a", "b", "c"]]);
@@ -144,7 +144,7 @@ async fn only_the_row_on_which_a_callback_panics_is_skipped() {
         recorded.lock().unwrap().extend(names);
         async {}
     });
-    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING);
     let policy = RestartPolicy::default().attempts_max(2);
     let handle = subscribe.batch_callback(policy, panics).unwrap();
     until("the last", async || delivered.lock().unwrap().len() == 4).await;

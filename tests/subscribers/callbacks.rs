@@ -11,10 +11,10 @@ use std::{
 
 use futures_util::FutureExt;
 use notibus::{
-    Cursor, DispatcherOptions, EventKind, Filter, Roles, Sequence,
+    Cursor, DispatcherOptions, EventKind, Filter, Sequence, StartOptions,
     cursor::Start,
     dispatcher::{Item, RestartPolicy},
-    store::{Database, StoreError, testing::Faults},
+    store::{Store, StoreError, testing::Faults},
 };
 use tokio::{
     sync::{
@@ -149,9 +149,9 @@ async fn a_pause_ends_with_whatever_ends_the_subscription() {
     let hour = Duration::from_hours(1);
     let policy = RestartPolicy::default().pause_min(hour).pause_max(hour);
     for by in ["stop", "unsubscribe", "the drop of the dispatcher", "its shutdown", "the shutdown of all"] {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = narrow_bus(&store).await;
-        let running = bus.start(Roles::default()).await.unwrap();
+        let running = bus.start(StartOptions::default()).await.unwrap();
         let own = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let dispatcher = if by == "the shutdown of all" { running.dispatcher() } else { &own };
         let panics = calls(|_| -> std::future::Ready<()> { panic!("as planned") });
@@ -244,7 +244,7 @@ fn a_callback_rests_while_a_caller_waits_for_it() {
             let callback = paced.callback(at_once(), calls(|_| async {})).unwrap();
             for kind in [EventKind::Created, EventKind::Updated] {
                 let sequence = fixture.folded(&db("a", 1), kind).await;
-                assert!(callback.reached(sequence).await);
+                assert!(callback.wait_until(sequence).await);
             }
         });
         done.send(()).unwrap();
@@ -288,22 +288,22 @@ async fn no_barrier_passes_at_what_was_forgotten_while_nobody_waited() {
         let handle = Arc::new(subscribe.callback(at_once(), slow).unwrap());
         fixture.events(&["b"], EventKind::Created).await;
         let version = commit(&fixture.bus, &db("a", 1), EventKind::Created).await;
-        let at = fixture.dispatcher.reached(version).await.unwrap();
-        assert!(within("the barrier", handle.reached(at)).await);
+        let at = fixture.dispatcher.wait_until(version).await.unwrap();
+        assert!(within("the barrier", handle.wait_until(at)).await);
         fixture.events(&["gate"], EventKind::Created).await;
         fixture.events(&["b"], EventKind::Deleted).await;
         fixture.events(&["c", "d"], EventKind::Created).await;
         forget(&fixture.bus).await;
         let later = Arc::clone(&handle);
-        let waits = is_awaited.then(|| tokio::spawn(async move { later.reached(Sequence::MAX).await }));
+        let waits = is_awaited.then(|| tokio::spawn(async move { later.wait_until(Sequence::MAX).await }));
         tokio::task::yield_now().await;
         goes_on.notify_one();
         within("the expiry", has_expired.notified()).await;
         // It has to forget everything, and knows nothing until its scan is complete.
-        let passed = handle.reached(at).now_or_never();
+        let passed = handle.wait_until(at).now_or_never();
         assert_eq!(passed, None, "somebody waits: {is_awaited}");
         forgets.notify_one();
-        assert!(within("the barrier again", handle.reached(at)).await);
+        assert!(within("the barrier again", handle.wait_until(at)).await);
         drop(waits);
     }
 }
@@ -327,14 +327,14 @@ async fn a_slow_and_a_dead_subscriber_delay_no_other() {
 /// subscribers that lagged after it got nothing.
 #[tokio::test(start_paused = true)]
 async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     fold(&store, &bus, &db("a", 1), EventKind::Created).await;
     let options = DispatcherOptions::default().catch_ups_max(1);
     let dispatcher = bus.dispatcher(options).await.unwrap();
-    let subscribe = || dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+    let subscribe = || dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
     let (mut stalled, mut other) = (subscribe(), subscribe());
     // The read has to be begun again, after a pause.
     faults.plan_reads(|_| Some(StoreError::TRANSACTION_TOO_OLD));

@@ -24,9 +24,9 @@ use crate::{
 
 /// Nine databases, of which the last one is deleted.
 async fn fixture() -> (SubscriberFixture, notibus::store::testing::Faults) {
-    let store = notibus::store::Database::memory();
+    let store = notibus::store::Store::memory();
     let faults = notibus::store::testing::Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let options = DispatcherOptions::default().catch_up_rows_max(2).ring_rows_max(1);
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(options).await.unwrap();
@@ -48,7 +48,7 @@ async fn move_the_horizon(fixture: &SubscriberFixture) {
 #[tokio::test(start_paused = true)]
 async fn a_read_that_fails_between_two_pages_does_not_expire_a_reader_from_nothing() {
     let (fixture, faults) = fixture().await;
-    let since = Cursor::NOTHING;
+    let since = Cursor::BEGINNING;
     let mut subscription = fixture.dispatcher.subscribe(Filter::all()).since(since).stream();
     let mut delivered = BTreeSet::from([name(&next(&mut subscription).await).to_owned()]);
     move_the_horizon(&fixture).await;
@@ -81,7 +81,7 @@ async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_not
     let armed = Arc::clone(&panics);
     let filter =
         Filter::predicate(move |_| !armed.swap(false, Ordering::Relaxed) || panic!("as it was delivered"));
-    let since = Cursor::NOTHING;
+    let since = Cursor::BEGINNING;
     let mut subscription = fixture.dispatcher.subscribe(filter).since(since).stream();
     let mut delivered = BTreeSet::from([name(&next(&mut subscription).await).to_owned()]);
     move_the_horizon(&fixture).await;

@@ -64,7 +64,7 @@ async fn random_restarts_miss_nothing() {
             Filter::glob("*").unwrap(),
             Filter::names(all.map(|name| name.parse().unwrap())).unwrap(),
         ];
-        let mut kept = Cursor::NOTHING;
+        let mut kept = Cursor::BEGINNING;
         // The newest totals that were worked on, by name, as in a store of the subscriber.
         let mut known = std::collections::BTreeMap::new();
         for _ in 0..15 {

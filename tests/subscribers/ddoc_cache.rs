@@ -8,7 +8,7 @@ use std::sync::{
 use notibus::{
     Bus, CommittedOnce, Db, Dispatcher, DispatcherOptions, EventKind, Notifier,
     event::DdocId,
-    store::{Database, Transaction},
+    store::{Store, Transaction},
 };
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 struct Layer {
-    store: Database,
+    store: Store,
     bus: Bus,
     /// Folds at once.
     notifier: Notifier,
@@ -27,7 +27,7 @@ struct Layer {
 
 impl Layer {
     async fn new() -> Self {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = wide_bus(&store).await;
         let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -51,7 +51,7 @@ impl Layer {
 
     /// Waits until the cache has reached a commit.
     async fn reach(&self, done: CommittedOnce<()>) {
-        self.cache.reached(done.committed.versionstamp.version()).await.unwrap();
+        self.cache.wait_until(done.committed.versionstamp.version()).await.unwrap();
     }
 
     /// The version that the cache returns.

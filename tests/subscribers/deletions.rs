@@ -86,7 +86,7 @@ async fn a_deletion_by_recreation_reaches_a_subscriber_of_deletions_only() {
         let fixture = SubscriberFixture::new().await;
         fixture.event(&db("a", 1), EventKind::Created).await;
         let only_deletions = filter.clone().kinds(EventKind::Deleted.into()).unwrap();
-        let mut subscription = fixture.dispatcher.subscribe(only_deletions).since(Cursor::NOTHING).stream();
+        let mut subscription = fixture.dispatcher.subscribe(only_deletions).since(Cursor::BEGINNING).stream();
         assert_eq!(sync(&mut subscription).await.len(), 0, "{filter:?}");
         recreate(&fixture, 1).await;
         assert!(kinds(&next(&mut subscription).await).contains(&EventKind::Deleted), "{filter:?}");
@@ -101,7 +101,7 @@ fn since(fixture: &SubscriberFixture, filter: &Filter, cursor: Cursor) -> Subscr
 async fn stopped_within_the_first_scan(filter: &Filter) -> (SubscriberFixture, Cursor) {
     let fixture = by_rows().await;
     fixture.events(&["a", "b", "c"], EventKind::Created).await;
-    let mut subscription = since(&fixture, filter, Cursor::NOTHING);
+    let mut subscription = since(&fixture, filter, Cursor::BEGINNING);
     assert_eq!(name(&next(&mut subscription).await), "a");
     let cursor = subscription.cursor();
     (fixture, cursor)
@@ -142,7 +142,7 @@ async fn a_filter_replaced_within_the_first_scan_misses_no_deletion() {
     for filter in filters() {
         let fixture = by_rows().await;
         fixture.events(&["a", "b", "c"], EventKind::Created).await;
-        let mut subscription = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+        let mut subscription = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
         assert_eq!(name(&next(&mut subscription).await), "a");
         subscription = subscription.replace(filter.clone()).stream();
         recreate(&fixture, 1).await;
@@ -157,7 +157,8 @@ async fn a_filter_replaced_within_the_first_scan_misses_no_deletion() {
 async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
     let fixture = by_rows().await;
     fixture.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
-    let mut subscription = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
+    let mut subscription =
+        fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::BEGINNING).stream();
     assert_eq!(name(&next(&mut subscription).await), "a1");
     subscription = subscription.replace(Filter::all()).stream();
     let names: Vec<_> = drain(&mut subscription).await.iter().map(|d| name(d).to_owned()).collect();
@@ -172,7 +173,7 @@ async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
         let fixture = SubscriberFixture::new().await;
         fixture.event(&db("a", 1), EventKind::Created).await;
         let hour = Duration::from_hours(1);
-        let subscribe = fixture.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
+        let subscribe = fixture.dispatcher.subscribe(filter.clone()).since(Cursor::BEGINNING);
         let mut paced = subscribe.every(hour).unwrap().stream();
         assert_eq!(kinds(&next(&mut paced).await), [EventKind::Created]);
         fixture.event(&db("a", 1), EventKind::Deleted).await;
@@ -231,7 +232,7 @@ async fn several_recreations_are_one_deletion_of_the_name() {
 async fn a_cursor_in_the_middle_of_a_scan_is_kept_whole() {
     let fixture = by_rows().await;
     fixture.events(&["a", "b"], EventKind::Created).await;
-    let mut subscription = since(&fixture, &Filter::all(), Cursor::NOTHING);
+    let mut subscription = since(&fixture, &Filter::all(), Cursor::BEGINNING);
     let delivery = next(&mut subscription).await;
     let cursor = subscription.cursor();
     assert_eq!(cursor.to_string().parse::<Cursor>().unwrap(), cursor);

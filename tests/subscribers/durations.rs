@@ -14,7 +14,7 @@ use notibus::{
     consumer::{Batch, ConsumerOptions},
     dispatcher::RestartPolicy,
     node::BalanceOptions,
-    store::Database,
+    store::Store,
 };
 
 use crate::{
@@ -40,7 +40,7 @@ async fn the_longest_pace_is_one_round() {
 /// Regression: these panicked at once, killed the workers of consumers unseen, or panicked in a detached task.
 #[tokio::test(start_paused = true)]
 async fn roles_bear_the_longest_durations() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let node = NodeOptions::default().heartbeat(NEVER).expiry(NEVER);
     let node = bus.node(node).await.unwrap();
@@ -64,7 +64,7 @@ async fn roles_bear_the_longest_durations() {
 /// second member comes. That killed the workers of both, unseen: the second one never got a shard.
 #[tokio::test(start_paused = true)]
 async fn two_members_on_two_nodes_bear_the_longest_durations() {
-    let store = Database::memory();
+    let store = Store::memory();
     let options = BusOptions::default().partitions(1).shards(4);
     let bus = Bus::open(&store, options).await.unwrap();
     let node = NodeOptions::default().heartbeat(NEVER).expiry(NEVER);

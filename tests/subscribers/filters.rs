@@ -195,9 +195,9 @@ async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded
 /// Only subscribers that ask for design documents read them. Once the tail has published a row, other subscribers cost no reads.
 #[tokio::test(start_paused = true)]
 async fn design_documents_cost_nothing_unless_they_are_asked_for() {
-    let store = notibus::store::Database::memory();
+    let store = notibus::store::Store::memory();
     let faults = notibus::store::testing::Faults::new(&store);
-    let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.store()).await);
     let notifier = joined(&folding).await.notifier(crate::common::eager()).await.unwrap();
     let a = db("a", 1);
     record(&store, &folding, &a, [1, 0, 0, 1]).await;
@@ -275,15 +275,15 @@ async fn a_set_of_exact_names_is_looked_up() {
 /// A failed read of design documents is reported, and tried again: the delivery is not lost.
 #[tokio::test(start_paused = true)]
 async fn a_failed_read_of_design_documents_is_reported_and_tried_again() {
-    let store = notibus::store::Database::memory();
+    let store = notibus::store::Store::memory();
     let faults = notibus::store::testing::Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let notifier = joined(&bus).await.notifier(crate::common::eager()).await.unwrap();
     let a = db("a", 1);
     record(&store, &bus, &a, [1, 0, 0, 1]).await;
     row_with(&bus, &a, [1, 0, 0, 1]).await;
     let dispatcher = bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
-    let since = Cursor::NOTHING;
+    let since = Cursor::BEGINNING;
     let mut subscription = dispatcher.subscribe(Filter::all()).with_ddocs().since(since).stream();
     // Rows can be read, but design documents, of family 9, cannot.
     faults.plan_reads(|operation| {

@@ -7,14 +7,14 @@ use notibus::{
     Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, JanitorOptions, Notifier,
     Sequence,
     dispatcher::{Item, Subscription},
-    store::{Database, Transaction},
+    store::{Store, Transaction},
 };
 
 use crate::common::{self, eager, forgetful, joined, narrow_bus, record, until, within};
 
 /// A bus with all its roles in one process.
 pub struct SubscriberFixture {
-    pub store: Database,
+    pub store: Store,
     pub bus: Bus,
     /// Folds at once.
     pub notifier: Notifier,
@@ -29,7 +29,7 @@ impl SubscriberFixture {
 
     /// A bus in a new store, with these options.
     pub async fn with(options: DispatcherOptions) -> Self {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = narrow_bus(&store).await;
         Self {
             notifier: joined(&bus).await.notifier(eager()).await.unwrap(),
@@ -91,7 +91,7 @@ pub async fn commit(bus: &Bus, database: &Db, kind: EventKind) -> u64 {
 }
 
 /// Commits an event, and waits until it is folded.
-pub async fn fold(store: &Database, bus: &Bus, database: &Db, kind: EventKind) -> Sequence {
+pub async fn fold(store: &Store, bus: &Bus, database: &Db, kind: EventKind) -> Sequence {
     let before = bus.stats().folded.total();
     record(store, bus, database, kind.once().lanes()).await;
     until("a fold", async || bus.stats().folded.total() > before).await;

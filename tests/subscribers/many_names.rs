@@ -2,7 +2,7 @@
 
 use notibus::{
     Cursor, DbName, DispatcherOptions, EventKind, Filter,
-    store::{Database, testing::Faults},
+    store::{Store, testing::Faults},
 };
 
 use crate::{
@@ -19,9 +19,9 @@ fn absent(count: usize) -> impl Iterator<Item = DbName> {
 /// took minutes to start.
 #[tokio::test(start_paused = true)]
 async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
+    let bus = wide_bus(&faults.store()).await;
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let fixture = SubscriberFixture { store, bus, notifier, dispatcher };
@@ -29,7 +29,7 @@ async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
     let names = absent(2_000).chain(["x", "y"].map(|name| name.parse().unwrap()));
     let before = faults.counts();
     let subscribe = fixture.dispatcher.subscribe(Filter::names(names).unwrap());
-    let mut stream = subscribe.since(Cursor::NOTHING).stream();
+    let mut stream = subscribe.since(Cursor::BEGINNING).stream();
     let found = [next(&mut stream).await, next(&mut stream).await];
     let cost = faults.counts() - before;
     let found = found.map(|delivery| delivery.notification().name.to_string());

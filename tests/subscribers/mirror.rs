@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use notibus::{DispatcherOptions, Error, EventKind, Filter, NotifierOptions, store::Database};
+use notibus::{DispatcherOptions, Error, EventKind, Filter, NotifierOptions, store::Store};
 
 use crate::{
     common::{db, forgetful, joined, narrow_bus, until, within},
@@ -25,31 +25,31 @@ async fn a_mirror_has_what_lives_and_reads_its_own_writes() {
     let before = mirror.view().unwrap();
     for round in 1..=10 {
         let version = commit(&fixture.bus, &db("a", 1), EventKind::Updated).await;
-        within("the barrier", mirror.reached(version)).await.unwrap();
+        within("the barrier", mirror.wait_until(version)).await.unwrap();
         assert_eq!(mirror.get(&"a".parse().unwrap()).unwrap().unwrap().totals.updated, round);
     }
     let version = commit(&fixture.bus, &db("a", 1), EventKind::Deleted).await;
-    within("the barrier", mirror.reached(version)).await.unwrap();
+    within("the barrier", mirror.wait_until(version)).await.unwrap();
     assert_eq!(names(&mirror), ["b"]);
     assert_eq!(before.len(), 2, "a view does not change");
     // None of this is mirrored, but the barrier completes.
     let version = commit(&fixture.bus, &db("x", 1), EventKind::Updated).await;
-    within("the barrier", mirror.reached(version)).await.unwrap();
+    within("the barrier", mirror.wait_until(version)).await.unwrap();
 }
 
 /// The barrier waits for unfolded events, in any partition, and for no others.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_waits_for_what_is_not_folded() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.caught_up().await.unwrap();
     let version = commit(&bus, &db("a", 1), EventKind::Created).await;
-    let waits = tokio::time::timeout(Duration::from_mins(5), mirror.reached(version)).await;
+    let waits = tokio::time::timeout(Duration::from_mins(5), mirror.wait_until(version)).await;
     assert!(waits.is_err(), "nobody folds");
     let _notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
-    within("the barrier", mirror.reached(version)).await.unwrap();
+    within("the barrier", mirror.wait_until(version)).await.unwrap();
     assert_eq!(names(&mirror), ["a"]);
     // A database that always changes does not block it.
     let hot = async {
@@ -61,14 +61,14 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     let barrier = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let version = commit(&bus, &db("b", 1), EventKind::Created).await;
-        within("the barrier", mirror.reached(version)).await.unwrap();
+        within("the barrier", mirror.wait_until(version)).await.unwrap();
     };
     tokio::select! {
         () = hot => unreachable!("it goes on forever"),
         () = barrier => {}
     }
     assert!(names(&mirror).contains(&"b".to_owned()));
-    let ahead = mirror.reached(u64::MAX).await;
+    let ahead = mirror.wait_until(u64::MAX).await;
     assert!(matches!(ahead, Err(Error::Invalid { what: "version", .. })), "{ahead:?}");
 }
 
@@ -80,7 +80,7 @@ async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
     commit(&fixture.bus, &db("a", 1), EventKind::Deleted).await;
     commit(&fixture.bus, &db("a", 2), EventKind::Created).await;
     let version = commit(&fixture.bus, &db("a", 1), EventKind::Updated).await;
-    within("the barrier", fixture.dispatcher.reached(version)).await.unwrap();
+    within("the barrier", fixture.dispatcher.wait_until(version)).await.unwrap();
 }
 
 /// A mirror that was away for too long keeps its old content until it is correct again.
@@ -102,7 +102,7 @@ async fn a_mirror_that_expires_is_filled_again() {
     assert_eq!(names(&mirror), ["a", "b"]);
     let _dispatcher = suspended.resume();
     until("the second scan", async || names(&mirror) == ["b"]).await;
-    within("the barrier", mirror.reached(version)).await.unwrap();
+    within("the barrier", mirror.wait_until(version)).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,6 +116,6 @@ async fn a_mirror_of_some_kinds_is_refused_and_one_without_a_dispatcher_says_so(
     let mirror = fixture.dispatcher.mirror(Filter::all()).unwrap();
     let version = commit(&fixture.bus, &db("a", 1), EventKind::Created).await;
     fixture.dispatcher.shutdown().await;
-    let ended = within("its end", mirror.reached(version)).await;
+    let ended = within("its end", mirror.wait_until(version)).await;
     assert!(matches!(ended, Err(Error::NoSubscriber { .. })), "{ended:?}");
 }

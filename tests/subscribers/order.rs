@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use notibus::{
     Bus, BusOptions, Cursor, DbInstance, Delivery, DispatcherOptions, EventKind, Filter, Sequence,
-    dispatcher::Subscription, store::Database,
+    dispatcher::Subscription, store::Store,
 };
 
 use crate::{
@@ -42,7 +42,7 @@ impl Delivered {
 }
 
 /// Records a random event of one of the databases.
-async fn step(random: &mut fastrand::Rng, store: &Database, bus: &Bus, lives: &mut [(u8, bool)]) -> u64 {
+async fn step(random: &mut fastrand::Rng, store: &Store, bus: &Bus, lives: &mut [(u8, bool)]) -> u64 {
     let place = random.usize(..NAMES.len());
     let (instance, is_living) = &mut lives[place];
     let mut lanes = [0, 0, random.u64(..2), random.u64(..2)];
@@ -57,7 +57,7 @@ async fn step(random: &mut fastrand::Rng, store: &Database, bus: &Bus, lives: &m
 
 /// Reshards, restarts of the notifier and the dispatcher, and subscribers that receive now and then.
 async fn run(mut random: fastrand::Rng) {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().partitions(2)).await.unwrap();
     let mut notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let options = DispatcherOptions::default().ring_rows_max(*random.choice(&[2, 1_000]).unwrap());
@@ -72,7 +72,7 @@ async fn run(mut random: fastrand::Rng) {
     let mut subscribers: Vec<(Subscription, Delivered)> = Vec::new();
     for filter in filters {
         for pace in [None, Some(std::time::Duration::from_secs(1))] {
-            let subscribe = dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
+            let subscribe = dispatcher.subscribe(filter.clone()).since(Cursor::BEGINNING);
             let subscribe = match pace {
                 Some(pace) => subscribe.every(pace).unwrap(),
                 None => subscribe,
@@ -127,11 +127,11 @@ async fn deliveries_of_a_database_come_in_order() {
 /// A move to another cluster raises the incarnation: sequences continue to grow, and a cursor stays valid.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_moves_with_its_bus() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = common::narrow_bus(&store).await;
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let mut before = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+    let mut before = dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
     crate::fixture::fold(&store, &bus, &db("a", 1), EventKind::Created).await;
     let known = crate::fixture::next(&mut before).await.sequence();
     assert!(ready(&mut before).is_empty());
@@ -141,7 +141,7 @@ async fn a_cursor_moves_with_its_bus() {
     notifier.shutdown().await.unwrap();
     let mut moved = Vec::new();
     bus.export(&mut moved, notibus::relocation::ExportOptions::default()).await.unwrap();
-    let elsewhere = Database::memory();
+    let elsewhere = Store::memory();
     Bus::import(&elsewhere, b"notibus", &mut &moved[..]).await.unwrap();
     let bus = common::narrow_bus(&elsewhere).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();

@@ -156,7 +156,7 @@ async fn a_paced_subscriber_from_the_start_gets_everything_first() {
     for filter in [Filter::all(), Filter::names(["a", "b"].map(|name| name.parse().unwrap())).unwrap()] {
         let fixture = SubscriberFixture::new().await;
         fixture.events(&["a", "b"], EventKind::Created).await;
-        let since = Cursor::NOTHING;
+        let since = Cursor::BEGINNING;
         let mut paced = fixture.dispatcher.subscribe(filter).since(since).every(MINUTE).unwrap().stream();
         assert_eq!(names(&drain(&mut paced).await), ["a", "b"].into());
         fixture.event(&db("a", 1), EventKind::Updated).await;
@@ -170,7 +170,7 @@ async fn a_paced_subscriber_from_the_start_gets_everything_first() {
 #[tokio::test(start_paused = true)]
 async fn an_empty_first_scan_costs_no_pace() {
     let fixture = SubscriberFixture::new().await;
-    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING);
     let mut paced = subscribe.every(MINUTE).unwrap().stream();
     let first = within("the end of the scan", paced.next()).await.unwrap();
     assert!(matches!(first, Item::CaughtUp { .. }), "{first:?}");

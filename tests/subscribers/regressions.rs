@@ -38,7 +38,7 @@ async fn reached_is_reported_though_a_catch_up_finds_nothing() {
     let last = fixture.event(&db("y", 1), EventKind::Created).await;
     let subscribe = fixture.dispatcher.subscribe(Filter::prefix("q")).since(first);
     let handle = subscribe.callback(RestartPolicy::default(), calls(|_| async {})).unwrap();
-    assert!(within("it has worked on all that there is", handle.reached(last)).await);
+    assert!(within("it has worked on all that there is", handle.wait_until(last)).await);
 }
 
 /// The barrier of a mirror did not complete while its tail was between two pages.
@@ -52,7 +52,7 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     let suspended = dispatcher.suspend();
     let version = commit(&bus, &db("x", 1), EventKind::Created).await;
     let barrier = Arc::clone(&mirror);
-    let barrier = tokio::spawn(async move { barrier.reached(version).await });
+    let barrier = tokio::spawn(async move { barrier.wait_until(version).await });
     tokio::time::sleep(Duration::from_secs(5)).await;
     for name in ["y1", "y2", "y3", "y4", "y5", "y6", "y7", "y8"] {
         fold(&store, &bus, &db(name, 1), EventKind::Created).await;
@@ -73,7 +73,7 @@ async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     let version = commit(&bus, &db("a", 1), EventKind::Deleted).await;
     until("the fold", async || bus.is_drained().await.unwrap()).await;
     forget(&bus).await;
-    let reached = tokio::time::timeout(Duration::from_secs(30), mirror.reached(version)).await;
+    let reached = tokio::time::timeout(Duration::from_secs(30), mirror.wait_until(version)).await;
     let is_shown = mirror.get(&"a".parse().unwrap()).unwrap().is_none();
     drop(suspended);
     assert!(reached.is_err() || is_shown, "{reached:?}, and it shows what was deleted before that version");
@@ -84,7 +84,7 @@ async fn a_barrier_knows_of_tombstones_that_were_dropped() {
 async fn a_filter_that_is_replaced_before_it_has_caught_up_scans_again() {
     let fixture = SubscriberFixture::new().await;
     fixture.events(&["b1", "a1", "b2"], EventKind::Created).await;
-    let mut stream = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
+    let mut stream = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::BEGINNING).stream();
     let first = within("the first", stream.next()).await.unwrap().into_delivery().unwrap();
     assert_eq!(name(&first), "a1");
     // `CaughtUp` was not returned yet.
@@ -106,7 +106,7 @@ async fn a_subscriber_restarted_before_it_has_caught_up_gets_that() {
     let fixture = SubscriberFixture::new().await;
     fixture.events(&["a"], EventKind::Created).await;
     let since = |cursor: Cursor| fixture.dispatcher.subscribe(Filter::all()).since(cursor).stream();
-    let mut stream = since(Cursor::NOTHING);
+    let mut stream = since(Cursor::BEGINNING);
     assert_eq!(name(&within("a", stream.next()).await.unwrap().into_delivery().unwrap()), "a");
     let mut stream = since(stream.cursor());
     let item = within("the end of the first scan", stream.next()).await;
@@ -157,7 +157,7 @@ async fn a_filter_that_is_replaced_twice_scans_again() {
     let options = DispatcherOptions::default().catch_up_rows_max(1);
     let fixture = SubscriberFixture::with(options).await;
     fixture.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
-    let mut stream = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
+    let mut stream = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::BEGINNING).stream();
     assert_eq!(name(&next(&mut stream).await), "a1");
     stream = stream.replace(Filter::prefix("b")).stream();
     stream = stream.replace(Filter::all()).stream();
@@ -198,7 +198,7 @@ async fn a_barrier_that_is_given_up_leaves_nothing() {
     let suspended = dispatcher.suspend();
     let version = commit(&bus, &db("a", 1), EventKind::Created).await;
     for _ in 0..10 {
-        let given_up = tokio::time::timeout(Duration::from_secs(1), mirror.reached(version)).await;
+        let given_up = tokio::time::timeout(Duration::from_secs(1), mirror.wait_until(version)).await;
         assert!(given_up.is_err());
     }
     assert_eq!(suspended.subscribers(), 1);
@@ -213,7 +213,7 @@ async fn rows_of_a_database_never_go_back() {
         together(&fixture, &some.iter().map(String::as_str).collect::<Vec<_>>()).await;
     }
     let filter = Filter::names(all.iter().map(|name| name.parse().unwrap())).unwrap();
-    let mut batches = fixture.dispatcher.subscribe(filter).since(Cursor::NOTHING).batches();
+    let mut batches = fixture.dispatcher.subscribe(filter).since(Cursor::BEGINNING).batches();
     let first = within("the first part", batches.next()).await.unwrap().into_delivery().unwrap();
     assert_eq!(first.len(), DispatcherOptions::default().catch_up_rows_max);
     let (last, other) = (db("n400", 1), db("n300", 1));
@@ -290,7 +290,7 @@ async fn wanted_by_knows_the_kinds_of_the_whole() {
     let first = fixture.event(&db("a", 1), EventKind::Created).await;
     fixture.event(&db("a", 1), EventKind::Updated).await;
     let _ = first;
-    let mut stream = fixture.dispatcher.subscribe(set).since(Cursor::NOTHING).stream();
+    let mut stream = fixture.dispatcher.subscribe(set).since(Cursor::BEGINNING).stream();
     assert_eq!(next(&mut stream).await.wanted_by(), [1]);
 }
 

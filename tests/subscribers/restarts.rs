@@ -11,7 +11,7 @@ use std::{
 use notibus::{
     DispatcherOptions, EventKind, Filter,
     dispatcher::{Item, RestartPolicy},
-    store::{Database, testing::Faults},
+    store::{Store, testing::Faults},
 };
 use tokio_stream::{Stream, StreamExt};
 
@@ -74,9 +74,9 @@ async fn a_suspended_dispatcher_that_is_dropped_ends_its_subscribers() {
 /// All subscribers depend on the one tail: after a panic it starts again at once.
 #[tokio::test(start_paused = true)]
 async fn a_tail_that_panics_is_begun_again() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.store()).await);
     let _notifier = joined(&folding).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut streams = [Filter::all(), Filter::name("a").unwrap()].map(|f| dispatcher.subscribe(f).stream());
@@ -95,7 +95,7 @@ async fn a_tail_that_panics_is_begun_again() {
 /// If the dispatcher was away for longer than tombstones are kept, every subscriber gets `Expired`, and starts again.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_suspended_for_too_long_expires() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let world_event = async |db: &notibus::Db, kind| crate::fixture::fold(&store, &bus, db, kind).await;
@@ -121,7 +121,7 @@ async fn a_subscriber_suspended_for_too_long_expires() {
 /// Regression: a subscriber whose filter was replaced before it got `Expired` never got it.
 #[tokio::test(start_paused = true)]
 async fn a_replaced_filter_does_not_hide_expired() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     crate::fixture::fold(&store, &bus, &db("stays", 1), EventKind::Created).await;
@@ -151,7 +151,7 @@ async fn a_replaced_filter_does_not_hide_expired() {
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_dies_before_it_gets_expired_gets_it_later() {
     for replaces in [false, true] {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = wide_bus(&store).await;
         let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Created).await;

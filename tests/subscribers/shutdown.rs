@@ -11,10 +11,10 @@ use std::{
 
 use futures_util::FutureExt;
 use notibus::{
-    Bus, Cursor, DispatcherOptions, Error, EventKind, Filter, Roles, Running,
+    Bus, Cursor, DispatcherOptions, Error, EventKind, Filter, NodeHandle, StartOptions,
     cursor::Start,
     dispatcher::{Item, RestartPolicy, Trouble},
-    store::{Database, StoreError, testing::Faults},
+    store::{Store, StoreError, testing::Faults},
 };
 use tokio_stream::StreamExt;
 
@@ -26,7 +26,7 @@ use crate::{
 const COUNT: usize = 600;
 
 /// Records the creation of `COUNT` databases, and waits until the tail has read them.
-async fn create_all(store: &Database, bus: &Bus, running: &Running) {
+async fn create_all(store: &Store, bus: &Bus, running: &NodeHandle) {
     for n in 0..COUNT {
         record(store, bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
     }
@@ -40,13 +40,13 @@ async fn create_all(store: &Database, bus: &Bus, running: &Running) {
 #[tokio::test(start_paused = true)]
 async fn a_stream_ends_with_the_shutdown_and_its_cursor_covers_what_it_got() {
     for (is_new, taken) in [(false, 0), (false, 10), (true, 0), (true, 10)] {
-        let store = Database::memory();
+        let store = Store::memory();
         let bus = narrow_bus(&store).await;
-        let running = bus.start(Roles::default()).await.unwrap();
+        let running = bus.start(StartOptions::default()).await.unwrap();
         let mut stream = running.dispatcher().subscribe(Filter::all()).stream();
         create_all(&store, &bus, &running).await;
         if is_new {
-            stream = running.dispatcher().subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+            stream = running.dispatcher().subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
         }
         let mut got = BTreeSet::new();
         for _ in 0..taken {
@@ -69,11 +69,11 @@ async fn a_stream_ends_with_the_shutdown_and_its_cursor_covers_what_it_got() {
 /// Bug: the task of a read went on after the shutdown, as long as its stream was kept; so did calls that had not ended in time.
 #[tokio::test(start_paused = true)]
 async fn nothing_runs_after_the_shutdown() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
-    let running = bus.start(Roles::default().shutdown_timeout(Duration::from_secs(4))).await.unwrap();
-    create_all(&faults.database(), &bus, &running).await;
+    let bus = narrow_bus(&faults.store()).await;
+    let running = bus.start(StartOptions::default().shutdown_timeout(Duration::from_secs(4))).await.unwrap();
+    create_all(&faults.store(), &bus, &running).await;
     let dispatcher = running.dispatcher();
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     let beats = Arc::new(AtomicUsize::new(0));
@@ -87,7 +87,7 @@ async fn nothing_runs_after_the_shutdown() {
             }
         }
     });
-    let all = || dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let all = || dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING);
     let callback = all().callback(RestartPolicy::default(), endless).unwrap();
     until("its call", async || beats.load(Ordering::Relaxed) > 0).await;
     // Each of these reads pauses, and begins again.
@@ -111,7 +111,7 @@ async fn nothing_runs_after_the_shutdown() {
 /// loop passes over the one, and a closure gets the other.
 #[tokio::test(start_paused = true)]
 async fn a_plain_loop_ends_with_its_subscription_only() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let fold = async |name: &str, kind| fold(&store, &bus, &db(name, 1), kind).await;
@@ -120,7 +120,7 @@ async fn a_plain_loop_ends_with_its_subscription_only() {
     fold("gone", EventKind::Deleted).await;
     forget(&bus).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    for (start, troubles_of) in [(Cursor::NOTHING, 0), (before.into(), 1)] {
+    for (start, troubles_of) in [(Cursor::BEGINNING, 0), (before.into(), 1)] {
         let troubles = Arc::new(Mutex::new(Vec::new()));
         let heard = Arc::clone(&troubles);
         let subscribe = dispatcher.subscribe(Filter::all()).since(Start::from(start));

@@ -15,7 +15,7 @@ use notibus::{
     dispatcher::{Item, RestartPolicy},
     event::{Incarnation, Versionstamp},
     store::{
-        Database, StoreError,
+        Store, StoreError,
         testing::{Faults, Operation, WatchFault},
     },
 };
@@ -87,7 +87,7 @@ fn filters_that_never_match_are_typed_errors() {
 
 #[tokio::test]
 async fn options_out_of_their_limits_are_typed_errors() {
-    let bus = narrow_bus(&Database::memory()).await;
+    let bus = narrow_bus(&Store::memory()).await;
     let good = DispatcherOptions::default;
     for bad in [
         good().ring_rows_max(0),
@@ -118,7 +118,7 @@ async fn a_subscriber_from_the_start_gets_everything_of_every_database() {
         for kind in [EventKind::Created, EventKind::DdocUpdated, EventKind::Updated] {
             node.events(&["db1", "db2", "db3"], kind).await;
         }
-        let mut subscription = node.dispatcher.subscribe(filter).since(Cursor::NOTHING).stream();
+        let mut subscription = node.dispatcher.subscribe(filter).since(Cursor::BEGINNING).stream();
         for name in ["db1", "db2", "db3"] {
             let delivery = next(&mut subscription).await;
             assert_eq!(delivery.notification().name.as_str(), name);
@@ -138,7 +138,7 @@ async fn a_kind_from_before_the_last_row_reaches_a_subscriber_of_that_kind_only(
         node.events(&["a", "b", "c"], kind).await;
     }
     let created = Filter::all().kinds(EventKind::Created.into()).unwrap();
-    let mut subscription = node.dispatcher.subscribe(created).since(Cursor::NOTHING).stream();
+    let mut subscription = node.dispatcher.subscribe(created).since(Cursor::BEGINNING).stream();
     assert_eq!(names(&drain(&mut subscription).await), ["a", "b", "c"].into());
 }
 
@@ -184,7 +184,7 @@ async fn a_database_that_is_replaced_between_two_first_pages_is_delivered_as_del
     // Enough for two rows in a shard.
     let all = ["a", "b", "c", "d", "e", "f", "g", "h"];
     node.events(&all, EventKind::Created).await;
-    let start = Cursor::NOTHING;
+    let start = Cursor::BEGINNING;
     let mut subscription = node.dispatcher.subscribe(Filter::all()).since(start).stream();
     assert_eq!(next(&mut subscription).await.notification().name.as_str(), "a");
     node.event(&db("a", 1), EventKind::Deleted).await;
@@ -204,7 +204,7 @@ async fn a_subscriber_can_start_again_from_where_it_knew_everything() {
         node.events(&["a", "b"], kind).await;
     }
     let start = |since| node.dispatcher.subscribe(Filter::all()).since(Start::from(since)).stream();
-    let first = next(&mut start(Cursor::NOTHING)).await;
+    let first = next(&mut start(Cursor::BEGINNING)).await;
     let again = drain(&mut start(first.since())).await;
     let delivered = again.iter().find(|delivery| delivery.notification().name.as_str() == "b").unwrap();
     assert_eq!(kinds(delivered), [EventKind::Created, EventKind::Updated]);
@@ -432,7 +432,7 @@ async fn a_subscription_that_is_made_after_the_shutdown_ends() {
 }
 
 /// Starts a notifier, and waits until the feed has one row.
-async fn with_a_row(store: &Database, bus: &Bus) -> Notifier {
+async fn with_a_row(store: &Store, bus: &Bus) -> Notifier {
     let notifier = joined(bus).await.notifier(eager()).await.unwrap();
     record(store, bus, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(bus, &db("a", 1), [1, 0, 0, 0]).await;
@@ -443,12 +443,12 @@ async fn with_a_row(store: &Database, bus: &Bus) -> Notifier {
 #[tokio::test(start_paused = true)]
 async fn a_failed_read_is_reported_and_tried_again() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let store = Database::memory();
+        let store = Store::memory();
         let faults = Faults::new(&store);
-        let bus = narrow_bus(&faults.database()).await;
+        let bus = narrow_bus(&faults.store()).await;
         let _notifier = with_a_row(&store, &bus).await;
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        let mut subscription = dispatcher.subscribe(filter).since(Cursor::NOTHING).stream();
+        let mut subscription = dispatcher.subscribe(filter).since(Cursor::BEGINNING).stream();
         faults.plan_reads(|_| Some(StoreError::IO_ERROR));
         for _ in 0..2 {
             let item = within("a failure", subscription.next()).await.unwrap();
@@ -462,12 +462,12 @@ async fn a_failed_read_is_reported_and_tried_again() {
 /// Regression: the task of a read that had panicked was polled again after its end, so the subscriber panicked again and again.
 #[tokio::test(start_paused = true)]
 async fn a_read_that_panics_is_reported_and_tried_again() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (bus, reading) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let (bus, reading) = (narrow_bus(&store).await, narrow_bus(&faults.store()).await);
     let _notifier = with_a_row(&store, &bus).await;
     let dispatcher = reading.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let mut subscription = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+    let mut subscription = dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
     faults.plan_reads(|_| panic!("it breaks"));
     for _ in 0..2 {
         let item = within("a failure", subscription.next()).await.unwrap();
@@ -480,9 +480,9 @@ async fn a_read_that_panics_is_reported_and_tried_again() {
 /// Regression: the task of a callback tried again at once and forever.
 #[tokio::test(start_paused = true)]
 async fn a_callback_pauses_while_reads_fail() {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let bus = narrow_bus(&faults.database()).await;
+    let bus = narrow_bus(&faults.store()).await;
     let _notifier = with_a_row(&store, &bus).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut failures = 0;
@@ -497,7 +497,7 @@ async fn a_callback_pauses_while_reads_fail() {
         counted.fetch_add(item.into_delivery().is_some().into(), Ordering::Relaxed);
         async {}
     });
-    let from_nothing = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let from_nothing = dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING);
     let _handle = from_nothing.callback(RestartPolicy::default(), count).unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
     let reads = faults.counts().reads;
@@ -536,7 +536,7 @@ async fn a_start_ahead_of_the_tail_is_fine() {
     let (faults, folding, _notifier, _dispatching, dispatcher) = apart(options).await;
     faults.plan_watches(|_| Some(WatchFault::Drop));
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let store = faults.database();
+    let store = faults.store();
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
         record(&store, &folding, &db("a", 1), [0, 0, 1, 0]).await;
         until("the fold", async || folding.stats().folded.updated % 2 == 1).await;
@@ -556,9 +556,9 @@ async fn a_start_ahead_of_the_tail_is_fine() {
 
 /// Two processes: one folds, the other dispatches.
 async fn apart(options: DispatcherOptions) -> (Faults, Bus, Notifier, Bus, Dispatcher) {
-    let store = Database::memory();
+    let store = Store::memory();
     let faults = Faults::new(&store);
-    let (folding, dispatching) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let (folding, dispatching) = (narrow_bus(&store).await, narrow_bus(&faults.store()).await);
     let notifier = joined(&folding).await.notifier(eager()).await.unwrap();
     let dispatcher = dispatching.dispatcher(options).await.unwrap();
     (faults, folding, notifier, dispatching, dispatcher)
@@ -571,7 +571,7 @@ async fn a_watch_wakes_the_tail_for_the_notifier_of_another_process() {
     let mut subscription = dispatcher.subscribe(Filter::all()).stream();
     for n in 0..50 {
         tokio::time::sleep(Duration::from_millis(n)).await;
-        record(&faults.database(), &folding, &db(&format!("db{}", n % 7), 1), [0, 0, 1, 0]).await;
+        record(&faults.store(), &folding, &db(&format!("db{}", n % 7), 1), [0, 0, 1, 0]).await;
         next(&mut subscription).await;
     }
 }
@@ -586,7 +586,7 @@ async fn the_poll_makes_good_watches_that_are_dropped_or_refused_and_is_no_more_
         let mut subscription = dispatcher.subscribe(Filter::all()).stream();
         tokio::time::sleep(Duration::from_secs(5)).await;
         for _ in 0..3 {
-            record(&faults.database(), &folding, &db("a", 1), [0, 0, 1, 0]).await;
+            record(&faults.store(), &folding, &db("a", 1), [0, 0, 1, 0]).await;
             next(&mut subscription).await;
         }
         let before = faults.counts().reads;
@@ -600,7 +600,7 @@ async fn the_poll_makes_good_watches_that_are_dropped_or_refused_and_is_no_more_
 async fn an_idle_tail_only_polls() {
     let (faults, folding, _notifier, _dispatching, dispatcher) = apart(DispatcherOptions::default()).await;
     for n in 0..100 {
-        record(&faults.database(), &folding, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+        record(&faults.store(), &folding, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
     }
     let _subscription = dispatcher.subscribe(Filter::all()).stream();
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -617,7 +617,7 @@ async fn the_tail_goes_on_after_reads_have_failed() {
     let (faults, folding, _notifier, _dispatching, dispatcher) = apart(DispatcherOptions::default()).await;
     let mut subscription = dispatcher.subscribe(Filter::all()).stream();
     faults.plan_reads(|read| matches!(read, Operation::GetRange { .. }).then_some(StoreError::IO_ERROR));
-    record(&faults.database(), &folding, &db("a", 1), [1, 0, 0, 0]).await;
+    record(&faults.store(), &folding, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&folding, &db("a", 1), [1, 0, 0, 0]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     faults.heal();
@@ -628,7 +628,7 @@ async fn the_tail_goes_on_after_reads_have_failed() {
 /// the subscriber.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_wake_up_is_lost_within_a_process() {
-    let store = Database::memory();
+    let store = Store::memory();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(common::unpolled()).await.unwrap();
     let options = DispatcherOptions::default().poll_interval(NEVER);
@@ -639,7 +639,7 @@ async fn no_wake_up_is_lost_within_a_process() {
 /// The same with the producer, the notifier and the dispatcher in three processes: over doorbells and watches.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_wake_up_is_lost_between_processes() {
-    let store = Database::memory();
+    let store = Store::memory();
     let producing = narrow_bus(&store).await;
     let folding = narrow_bus(&store).await;
     let _notifier = joined(&folding).await.notifier(common::unpolled()).await.unwrap();
@@ -650,7 +650,7 @@ async fn no_wake_up_is_lost_between_processes() {
 }
 
 /// Records events, now with pauses and now without, and waits for each last one.
-async fn receive_all(store: &Database, bus: &Bus, dispatcher: &Dispatcher) {
+async fn receive_all(store: &Store, bus: &Bus, dispatcher: &Dispatcher) {
     let mut random = common::dice();
     let mut all = dispatcher.subscribe(Filter::all()).stream();
     let mut exact = dispatcher.subscribe(Filter::name("a").unwrap()).stream();

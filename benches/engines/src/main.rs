@@ -34,7 +34,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use imbl::OrdMap;
-use notibus::store::{Database, Env, Environment, Isolation};
+use notibus::store::{Store, Env, Environment, Isolation};
 use tokio::runtime::Runtime;
 
 #[global_allocator]
@@ -185,8 +185,8 @@ impl Environment for Clock {
 }
 
 /// Sets `rows` to `value`, and returns the version.
-async fn set(db: &Database, rows: impl Iterator<Item = u64>, value: impl Fn(u64) -> [u8; 60]) -> u64 {
-    let tx = db.begin();
+async fn set(store: &Store, rows: impl Iterator<Item = u64>, value: impl Fn(u64) -> [u8; 60]) -> u64 {
+    let tx = store.begin();
     rows.for_each(|row| tx.set(&key(row), &value(row)));
     tx.commit().await.unwrap().unwrap().versionstamp.version()
 }
@@ -194,23 +194,23 @@ async fn set(db: &Database, rows: impl Iterator<Item = u64>, value: impl Fn(u64)
 fn notibus(rows: u64, folder: &Path) -> Figures {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let (mut figures, before, time) = (Figures::default(), resident(), Arc::new(AtomicU64::new(0)));
-    let db = Database::memory_in(Env::new(Clock(Arc::clone(&time))));
-    let load = |db: &Database, step: u64| {
+    let store = Store::memory_in(Env::new(Clock(Arc::clone(&time))));
+    let load = |store: &Store, step: u64| {
         for first in (0..rows).step_by(LOAD as usize) {
-            runtime.block_on(set(db, first..rows.min(first + LOAD), value));
+            runtime.block_on(set(store, first..rows.min(first + LOAD), value));
             time.fetch_add(step, Ordering::Relaxed);
         }
     };
-    load(&db, LIFETIME_US + 1);
+    load(&store, LIFETIME_US + 1);
     // The last group is forgotten with the next commit.
-    runtime.block_on(set(&db, 0..1, value));
+    runtime.block_on(set(&store, 0..1, value));
     time.fetch_add(LIFETIME_US + 1, Ordering::Relaxed);
-    runtime.block_on(set(&db, 0..1, value));
+    runtime.block_on(set(&store, 0..1, value));
     figures.rows = resident() - before;
     let mut versions = Vec::new();
     for n in 0..COMMITS {
         let started = Instant::now();
-        versions.push(runtime.block_on(set(&db, chosen(n, rows), |_| value(n))));
+        versions.push(runtime.block_on(set(&store, chosen(n, rows), |_| value(n))));
         time.fetch_add(STEP_US, Ordering::Relaxed);
         if n >= COMMITS / 2 {
             figures.commits += started.elapsed();
@@ -219,26 +219,26 @@ fn notibus(rows: u64, folder: &Path) -> Figures {
     figures.with_versions = resident() - before;
     let started = Instant::now();
     for n in 0..OLD_READS {
-        let tx = db.begin();
+        let tx = store.begin();
         tx.set_read_version(versions[(COMMITS - 1 - n * COMMITS / 2 / OLD_READS) as usize]);
         black_box(runtime.block_on(tx.get(&key(n), Isolation::Snapshot)).unwrap());
     }
     figures.old_reads = started.elapsed();
-    drop(db);
-    figures.opening = opening(&runtime, folder, |db| load(db, 0));
+    drop(store);
+    figures.opening = opening(&runtime, folder, |store| load(store, 0));
     figures
 }
 
 /// How long the folder takes to open that `load` has filled, after a snapshot.
-fn opening(runtime: &Runtime, folder: &Path, load: impl Fn(&Database)) -> Duration {
+fn opening(runtime: &Runtime, folder: &Path, load: impl Fn(&Store)) -> Duration {
     let (filled, copy) = (folder.join("filled"), folder.join("copy"));
-    let db = Database::open_dir(&filled).unwrap();
-    load(&db);
-    runtime.block_on(set(&db, 0..1, value));
-    drop(db);
+    let store = Store::open_dir(&filled).unwrap();
+    load(&store);
+    runtime.block_on(set(&store, 0..1, value));
+    drop(store);
     // A copy is a snapshot alone.
-    Database::backup_dir(&filled, &copy).unwrap();
+    Store::backup_dir(&filled, &copy).unwrap();
     let started = Instant::now();
-    black_box(Database::open_dir(&copy).unwrap());
+    black_box(Store::open_dir(&copy).unwrap());
     started.elapsed()
 }

@@ -11,12 +11,12 @@ use std::{
 use notibus::{
     Bus, event,
     relocation::{ExportOptions, Exported},
-    store::{Database, FolderReport},
+    store::{FolderReport, Store},
 };
 use serde_json::{Value, json};
 
 use crate::{
-    store::{At, Store},
+    store::{At, StoreAddress},
     target::{Intent, Target, maybe_done},
     terminal::{self, Failure, new_private_file, notice, within},
 };
@@ -57,8 +57,8 @@ fn parse_dir(text: &str) -> Result<PathBuf, String> {
 
 /// Says what is in a folder, and where it is damaged.
 pub fn check(args: &CheckArgs) -> Result<(), Failure> {
-    Store::Dir(args.dir.clone()).check_exists()?;
-    let report = Database::check_dir(&args.dir)?;
+    StoreAddress::Dir(args.dir.clone()).check_exists()?;
+    let report = Store::check_dir(&args.dir)?;
     let damages: Vec<_> = report.damages.iter().map(ToString::to_string).collect();
     if args.json {
         let FolderReport { rows, version, torn_len, is_open, .. } = &report;
@@ -82,8 +82,8 @@ pub fn check(args: &CheckArgs) -> Result<(), Failure> {
 
 /// Copies a folder.
 pub fn backup(args: &BackupArgs) -> Result<(), Failure> {
-    Store::Dir(args.dir.clone()).check_exists()?;
-    let report = Database::backup_dir(&args.dir, &args.to)?;
+    StoreAddress::Dir(args.dir.clone()).check_exists()?;
+    let report = Store::backup_dir(&args.dir, &args.to)?;
     terminal::line(&format!("copied to {}: {}", args.to.display(), readable(&report)))
 }
 
@@ -135,7 +135,7 @@ pub async fn export(args: ExportArgs, timeout: Duration) -> Result<(), Failure> 
     let db = store.open_to_read(timeout, instead).await?;
     let bus = within(timeout, "opening the bus", Bus::open_existing(&db, prefix.as_bytes())).await?;
     // No other process has the folder open, so all nodes that it lists are dead.
-    let while_running = args.while_running || matches!(store, Store::Dir(_));
+    let while_running = args.while_running || matches!(store, StoreAddress::Dir(_));
     let options = ExportOptions::default().while_running(while_running);
     if is_standard(&args.file) {
         let exported = bus.export(&mut BufWriter::new(io::stdout()), options).await?;
@@ -252,7 +252,7 @@ async fn force(target: &Target, from: u8, timeout: Duration) -> Result<Value, Fa
     store.check_exists()?;
     let db = store.open(timeout).await?;
     let raise = Bus::raise_incarnation(&db, prefix.as_bytes(), event::Incarnation(from), true);
-    let watched = if matches!(store, Store::Dir(_)) { Duration::ZERO } else { WATCH_MAX };
+    let watched = if matches!(store, StoreAddress::Dir(_)) { Duration::ZERO } else { WATCH_MAX };
     let raised = within(timeout.saturating_add(watched), &maybe_done(RAISING), raise).await?;
     Ok(json!({ "incarnation": raised.0 }))
 }

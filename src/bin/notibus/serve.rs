@@ -14,14 +14,14 @@ use std::{
 
 use clap::builder::BoolishValueParser;
 use notibus::{
-    Bus, BusOptions, DispatcherOptions, Error, Roles,
+    Bus, BusOptions, DispatcherOptions, Error, StartOptions,
     http::{ApiOptions, Credentials, Grant, ServerOptions},
-    store::Database,
+    store::Store,
 };
 use tokio::net::TcpListener;
 
 use crate::{
-    store::Store,
+    store::StoreAddress,
     terminal::{self, Failure},
 };
 
@@ -39,7 +39,7 @@ const FILES_RESERVED: u64 = 40;
 pub struct Args {
     /// The store: "dir:FOLDER", "fdb:FILE", or "memory", which ends with the process.
     #[arg(long, env = "NOTIBUS_STORE")]
-    store: Store,
+    store: StoreAddress,
     /// The address to listen on. An address other than loopback needs credentials.
     #[arg(long, env = "NOTIBUS_LISTEN", default_value = "127.0.0.1:5985")]
     listen: SocketAddr,
@@ -108,7 +108,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let listener = listener.into_std().map_err(|error| cannot_listen(args.listen, &error))?;
     let db = args.store.open(timeout).await?;
     let dispatcher = DispatcherOptions::default().ring_rows_max(args.rows_kept_max);
-    let roles = Roles::default().dispatcher(dispatcher).shutdown_timeout(timeout);
+    let roles = StartOptions::default().dispatcher(dispatcher).shutdown_timeout(timeout);
     let place = (args.listen, listener);
     let ended = serve(&db, args.prefix.as_bytes(), place, &roles, (&options, &limits));
     match (credentials, args.credentials) {
@@ -122,15 +122,15 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
 
 /// Runs a node until it is interrupted. If the incarnation of its bus is raised, the node opens the bus again, and goes on.
 async fn serve(
-    db: &Database,
+    store: &Store,
     prefix: &[u8],
     (address, listener): (SocketAddr, std::net::TcpListener),
-    roles: &Roles,
+    roles: &StartOptions,
     (options, limits): (&ApiOptions, &ServerOptions),
 ) -> Result<(), Failure> {
     let mut is_announced = false;
     loop {
-        let running = open(db, prefix).await?.start(roles.clone()).await?;
+        let running = open(store, prefix).await?.start(roles.clone()).await?;
         let routes = running.api(options.clone())?.routes();
         // Clients that come while the bus is opened again wait in the queue of the first one.
         let listening = listener.try_clone().and_then(TcpListener::from_std);
@@ -155,11 +155,11 @@ async fn serve(
 }
 
 /// Opens the bus, or creates it.
-async fn open(db: &Database, prefix: &[u8]) -> Result<Bus, Failure> {
-    match Bus::open_existing(db, prefix).await {
+async fn open(store: &Store, prefix: &[u8]) -> Result<Bus, Failure> {
+    match Bus::open_existing(store, prefix).await {
         Err(Error::Invalid { what: "prefix", .. }) => {
             let options = BusOptions::default().prefix(prefix.to_vec());
-            Ok(Bus::open(db, options).await?)
+            Ok(Bus::open(store, options).await?)
         }
         opened => Ok(opened?),
     }

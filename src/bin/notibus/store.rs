@@ -9,14 +9,14 @@ use std::{
 
 #[cfg(not(feature = "foundationdb"))]
 use notibus::Error;
-use notibus::{Result, store::Database};
+use notibus::{Result, store::Store};
 use parking_lot::Mutex;
 
 use crate::terminal::{Failure, notice};
 
 /// Which store to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Store {
+pub enum StoreAddress {
     /// In memory; gone when the process ends.
     Memory,
     /// In a folder.
@@ -25,12 +25,12 @@ pub enum Store {
     FoundationDb(PathBuf),
 }
 
-impl Store {
+impl StoreAddress {
     /// Opens the store to write to it. A cluster has to answer within `timeout`; a folder is read as long as it takes.
-    pub async fn open(&self, timeout: Duration) -> Result<Database> {
+    pub async fn open(&self, timeout: Duration) -> Result<Store> {
         let db = match self {
-            Self::Memory => Database::memory(),
-            Self::Dir(path) => Database::open_dir(path)?,
+            Self::Memory => Store::memory(),
+            Self::Dir(path) => Store::open_dir(path)?,
             Self::FoundationDb(path) => cluster(path, timeout).await?,
         };
         *OPENED.lock() = Some(db.clone());
@@ -39,14 +39,14 @@ impl Store {
 }
 
 #[cfg(feature = "foundationdb")]
-async fn cluster(file: &Path, timeout: Duration) -> Result<Database> {
+async fn cluster(file: &Path, timeout: Duration) -> Result<Store> {
     use notibus::store::FoundationDbOptions;
-    Database::foundationdb_with(file, &FoundationDbOptions::default().connect_timeout(timeout)).await
+    Store::foundationdb_with(file, &FoundationDbOptions::default().connect_timeout(timeout)).await
 }
 
 #[cfg(not(feature = "foundationdb"))]
 #[expect(clippy::unused_async, reason = "a program with this feature waits")]
-async fn cluster(file: &Path, _: Duration) -> Result<Database> {
+async fn cluster(file: &Path, _: Duration) -> Result<Store> {
     let reason = "this program was built without the feature `foundationdb`".to_owned();
     Err(Error::Open { path: file.to_owned(), cause: notibus::store::OpenCause::Unusable, reason })
 }
@@ -56,19 +56,19 @@ async fn cluster(file: &Path, _: Duration) -> Result<Database> {
 pub struct At {
     /// The store: "dir:FOLDER" or "fdb:FILE".
     #[arg(long, env = "NOTIBUS_STORE")]
-    pub store: Store,
+    pub store: StoreAddress,
     /// The prefix of the bus's keys.
     #[arg(long, env = "NOTIBUS_PREFIX", default_value = "notibus")]
     pub prefix: String,
 }
 
 /// The store that this process has opened to write to it.
-static OPENED: Mutex<Option<Database>> = Mutex::new(None);
+static OPENED: Mutex<Option<Store>> = Mutex::new(None);
 
 /// `failure`, or that the store takes no more writes if that is its cause: the commit that met the failing disk only says that it may
 /// have happened.
 pub fn explained(failure: Failure) -> Failure {
-    let Some(error) = OPENED.lock().as_ref().and_then(Database::failure) else { return failure };
+    let Some(error) = OPENED.lock().as_ref().and_then(Store::failure) else { return failure };
     let reason = format!(
         "the store takes no more writes: {error}. What was acknowledged is in its folder: mend the disk, or make room, and start again"
     );
@@ -85,13 +85,13 @@ pub fn close() {
     drop(OPENED.lock().take());
 }
 
-impl Store {
+impl StoreAddress {
     /// Opens the store for reading. A folder needs read permission only. If another process has it open, its rows are of the past: a
     /// notice says so; with `instead` it fails, and says what is possible instead.
-    pub async fn open_to_read(&self, timeout: Duration, instead: Option<&str>) -> Result<Database, Failure> {
+    pub async fn open_to_read(&self, timeout: Duration, instead: Option<&str>) -> Result<Store, Failure> {
         self.check_exists()?;
         let Self::Dir(path) = self else { return Ok(self.open(timeout).await?) };
-        let (db, report) = Database::open_dir_to_read(path)?;
+        let (db, report) = Store::open_dir_to_read(path)?;
         match instead {
             _ if !report.is_open => {}
             None => notice(&format!(
@@ -117,7 +117,7 @@ impl Store {
     }
 }
 
-impl fmt::Display for Store {
+impl fmt::Display for StoreAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory => f.write_str("memory"),
@@ -126,7 +126,7 @@ impl fmt::Display for Store {
     }
 }
 
-impl FromStr for Store {
+impl FromStr for StoreAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -145,11 +145,11 @@ mod tests {
 
     #[test]
     fn stores_are_parsed() {
-        assert_eq!("memory".parse(), Ok(Store::Memory));
-        assert_eq!("dir:a:b".parse(), Ok(Store::Dir("a:b".into())));
-        assert_eq!("fdb:c".parse(), Ok(Store::FoundationDb("c".into())));
+        assert_eq!("memory".parse(), Ok(StoreAddress::Memory));
+        assert_eq!("dir:a:b".parse(), Ok(StoreAddress::Dir("a:b".into())));
+        assert_eq!("fdb:c".parse(), Ok(StoreAddress::FoundationDb("c".into())));
         for bad in ["", "dir:", "dir", "fdb:", "disk:x", "memory:x"] {
-            assert!(bad.parse::<Store>().is_err(), "{bad}");
+            assert!(bad.parse::<StoreAddress>().is_err(), "{bad}");
         }
     }
 }

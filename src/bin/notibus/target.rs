@@ -25,7 +25,7 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use crate::{
-    store::Store,
+    store::StoreAddress,
     terminal::{Failure, within},
 };
 
@@ -41,7 +41,7 @@ const KEY_HEADER: &str = "idempotency-key";
 pub struct Target {
     /// The store: "dir:FOLDER" or "fdb:FILE".
     #[arg(long, env = "NOTIBUS_STORE")]
-    store: Option<Store>,
+    store: Option<StoreAddress>,
     /// A running node, such as `http://127.0.0.1:5985`. The environment variable `NOTIBUS_AUTH` has the credentials: a secret, or
     /// "name:secret".
     #[arg(long, env = "NOTIBUS_URL")]
@@ -101,7 +101,7 @@ enum Endpoint {
 
 impl Target {
     /// The store, or else the node that is asked. What the command line names wins over what the environment names.
-    fn place(&self) -> Result<(Option<&Store>, Option<&Url>), Failure> {
+    fn place(&self) -> Result<(Option<&StoreAddress>, Option<&Url>), Failure> {
         let is_on_line = |option| std::env::args().any(|word| word.split('=').next() == Some(option));
         match (&self.store, &self.url) {
             (Some(store), Some(url)) => match (is_on_line("--store"), is_on_line("--url")) {
@@ -116,7 +116,7 @@ impl Target {
     }
 
     /// The store and the prefix of the bus, unless a node is asked.
-    pub fn store(&self) -> Result<Option<(&Store, &str)>, Failure> {
+    pub fn store(&self) -> Result<Option<(&StoreAddress, &str)>, Failure> {
         Ok(match self.place()? {
             (Some(store), None) => Some((store, &self.prefix)),
             _ => None,
@@ -125,7 +125,7 @@ impl Target {
 
     /// True for a folder, whose rows are those of one moment.
     pub fn is_folder(&self) -> Result<bool, Failure> {
-        Ok(matches!(self.place()?, (Some(Store::Dir(_)), None)))
+        Ok(matches!(self.place()?, (Some(StoreAddress::Dir(_)), None)))
     }
 
     /// Opens it.
@@ -281,7 +281,7 @@ mod tests {
     use notibus::{
         BusOptions,
         store::{
-            Database,
+            Store,
             testing::{CommitFault, Faults, Gate},
         },
     };
@@ -293,8 +293,8 @@ mod tests {
     /// although the work may have been done.
     #[tokio::test(start_paused = true)]
     async fn a_request_without_an_answer_is_given_up_and_named() {
-        let faults = Faults::new(&Database::memory());
-        let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+        let faults = Faults::new(&Store::memory());
+        let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
         let endpoint = Endpoint::Bus { router: api.administration(), _dispatcher: dispatcher };

@@ -15,7 +15,7 @@ use crate::{
     },
     state::{
         context::Context,
-        history::{Asked, History},
+        history::{Claim, History},
         keys::{Keys, Layout, ShardId},
         membership::Silence,
     },
@@ -80,7 +80,7 @@ async fn sources(context: &Context) -> Result<Vec<Source>> {
     let mut sources: Vec<_> = keys.relocated().map(own).collect();
     let mut rest = Some(RangeRead::new(keys.all_topologies()));
     while let Some(read) = rest {
-        let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+        let page = context.store.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
         for row in &page.rows {
             // An entry that cannot be decoded moves as it is.
             if let Ok((feed, entry)) = keys.topology_row(row)
@@ -117,16 +117,16 @@ async fn scan(
     sources: &[Source],
     mut sink: impl FnMut(&Source, &[u8], &[u8]) -> Result<()>,
 ) -> Result<(bool, u64)> {
-    let db = &context.db;
-    let mut version = db.run(async |tx| tx.read_version().await).await?;
+    let store = &context.store;
+    let mut version = store.run(async |tx| tx.read_version().await).await?;
     let mut is_one_version = true;
     for source in sources {
         let mut rest = Some(RangeRead::new(source.range.clone()));
         while let Some(read) = &rest {
-            match db.read_at(version, async |tx| tx.get_range(read, Isolation::Snapshot).await).await? {
+            match store.read_at(version, async |tx| tx.get_range(read, Isolation::Snapshot).await).await? {
                 None => {
                     is_one_version = false;
-                    version = db.run(async |tx| tx.read_version().await).await?;
+                    version = store.run(async |tx| tx.read_version().await).await?;
                 }
                 Some(page) => {
                     for row in &page.rows {
@@ -159,9 +159,12 @@ pub(crate) async fn export(
     out: &mut impl Write,
     options: ExportOptions,
 ) -> Result<Exported> {
-    let silence =
-        if options.while_running { None } else { Some(Silence::of_bus(&context.db, &context.keys).await?) };
-    context.db.run(async |tx| History::of(context).check(&tx, Asked::Rows).await).await?;
+    let silence = if options.while_running {
+        None
+    } else {
+        Some(Silence::of_bus(&context.store, &context.keys).await?)
+    };
+    context.store.run(async |tx| History::of(context).check(&tx, Claim::Rows).await).await?;
     let sources = sources(context).await?;
     let mut out = Hashed::new(out);
     out.put(&[MAGIC, &FORMAT.to_be_bytes(), &context.config.to_bytes()].concat())?;
@@ -189,7 +192,7 @@ pub(crate) async fn export(
         return Err(Error::invalid("export", reason));
     }
     if let Some(silence) = silence {
-        context.db.run(async |tx| silence.check(&tx, &context.keys).await).await?;
+        context.store.run(async |tx| silence.check(&tx, &context.keys).await).await?;
     }
     out.put(&[END])?;
     out.put(&exported.rows.to_be_bytes())?;

@@ -17,7 +17,7 @@ use crate::{
         keys::{Config, Keys, NodeId},
         membership::Silence,
     },
-    store::{Database, Isolation, KEY_LEN_MAX, RangeRead, Transaction, VALUE_LEN_MAX},
+    store::{Isolation, KEY_LEN_MAX, RangeRead, Store, Transaction, VALUE_LEN_MAX},
 };
 
 /// About how many bytes of keys and values one transaction imports.
@@ -33,10 +33,10 @@ pub(crate) async fn check_no_import(tx: &Transaction, keys: &Keys) -> Result<()>
 }
 
 /// Imports an export into `db`, with the incarnation raised. See [`Bus::import`](crate::Bus::import).
-pub(crate) async fn import(db: &Database, keys: &Keys, input: &mut impl Read) -> Result<()> {
+pub(crate) async fn import(store: &Store, keys: &Keys, input: &mut impl Read) -> Result<()> {
     let mut input = Hashed::new(input);
     let config = header(&mut input)?;
-    let import = Import::begin(db, keys).await?;
+    let import = Import::begin(store, keys).await?;
     let imported = import.run(config, &mut input).await;
     if imported.is_err()
         && let Err(error) = import.forget().await
@@ -61,7 +61,7 @@ fn header(input: &mut Hashed<&mut impl Read>) -> Result<Config> {
 }
 
 struct Import<'a> {
-    db: &'a Database,
+    store: &'a Store,
     /// The keys of the new bus.
     keys: &'a Keys,
     /// Identifies the import; it is in the store unless another import has begun under the same prefix.
@@ -70,25 +70,26 @@ struct Import<'a> {
 
 impl<'a> Import<'a> {
     /// Fails unless the prefix is free; removes what an unfinished import has left.
-    async fn begin(db: &'a Database, keys: &'a Keys) -> Result<Self> {
-        let import = Self { db, keys, token: NodeId::random(db.env()).0 };
+    async fn begin(store: &'a Store, keys: &'a Keys) -> Result<Self> {
+        let import = Self { store, keys, token: NodeId::random(store.env()).0 };
         // Without a bus there should be no nodes. Living ones would take the imported bus for their own.
-        let silence = Silence::of_bus(db, keys).await?;
-        db.run(async |tx| {
-            let is_left = tx.get(&keys.import_mark(), Isolation::Serializable).await?.is_some();
-            let has_bus = tx.get(&keys.config(), Isolation::Serializable).await?.is_some();
-            let rows =
-                tx.get_range(&RangeRead::new(keys.all()).limit(1), Isolation::Serializable).await?.rows;
-            if has_bus || !(is_left || rows.is_empty()) {
-                let reason = "there is a bus or other data under it; import under another prefix";
-                return Err(Error::invalid("prefix", reason));
-            }
-            silence.check(&tx, keys).await?;
-            tx.clear_range(&keys.all());
-            tx.set(&keys.import_mark(), &import.token);
-            Ok(())
-        })
-        .await?;
+        let silence = Silence::of_bus(store, keys).await?;
+        store
+            .run(async |tx| {
+                let is_left = tx.get(&keys.import_mark(), Isolation::Serializable).await?.is_some();
+                let has_bus = tx.get(&keys.config(), Isolation::Serializable).await?.is_some();
+                let rows =
+                    tx.get_range(&RangeRead::new(keys.all()).limit(1), Isolation::Serializable).await?.rows;
+                if has_bus || !(is_left || rows.is_empty()) {
+                    let reason = "there is a bus or other data under it; import under another prefix";
+                    return Err(Error::invalid("prefix", reason));
+                }
+                silence.check(&tx, keys).await?;
+                tx.clear_range(&keys.all());
+                tx.set(&keys.import_mark(), &import.token);
+                Ok(())
+            })
+            .await?;
         Ok(import)
     }
 
@@ -144,7 +145,7 @@ impl<'a> Import<'a> {
     }
 
     async fn put(&self, batch: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
-        self.db
+        self.store
             .run(async |tx| {
                 self.check(&tx).await?;
                 for (key, value) in batch {
@@ -166,7 +167,7 @@ impl<'a> Import<'a> {
             Ok(())
         };
         // The mark is gone then, so a retry after an unknown result would fail.
-        exactly_once(self.db, self.keys, None, finish).await.map(|_| ())
+        exactly_once(self.store, self.keys, None, finish).await.map(|_| ())
     }
 
     /// Removes what was written, unless another import has begun under the prefix, or it has become a bus.
@@ -177,6 +178,6 @@ impl<'a> Import<'a> {
             }
             Ok(())
         };
-        self.db.run(forget).await
+        self.store.run(forget).await
     }
 }

@@ -13,11 +13,11 @@ use crate::{
     },
     bus::Bus,
     state::{
-        history::{Asked, History},
+        history::{Claim, History},
         keys::{Config, Keys},
         membership::{Silence, forget_nodes},
     },
-    store::{Database, Isolation, Transaction},
+    store::{Isolation, Store, Transaction},
 };
 
 impl Bus {
@@ -42,16 +42,16 @@ impl Bus {
     ///
     /// Fails with [`Error::Invalid`] if there is data under the prefix, or the export is damaged, with [`Error::BusInUse`]
     /// if nodes live under the prefix, and with [`Error::Io`] if `input` fails or ends too early.
-    pub async fn import(db: &Database, prefix: &[u8], input: &mut impl Read) -> Result<()> {
-        import(db, &Keys::new(prefix)?, input).await
+    pub async fn import(store: &Store, prefix: &[u8], input: &mut impl Read) -> Result<()> {
+        import(store, &Keys::new(prefix)?, input).await
     }
 
     /// The incarnation of the bus in `db` under `prefix`, without opening it.
     ///
     /// Fails with [`Error::Invalid`] if there is none.
-    pub async fn stored_incarnation(db: &Database, prefix: &[u8]) -> Result<Incarnation> {
+    pub async fn stored_incarnation(store: &Store, prefix: &[u8]) -> Result<Incarnation> {
         let keys = Keys::new(prefix)?;
-        Ok(db.run(async |tx| stored(&tx, &keys).await).await?.incarnation)
+        Ok(store.run(async |tx| stored(&tx, &keys).await).await?.incarnation)
     }
 
     /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after an older state of the whole store was restored:
@@ -66,12 +66,12 @@ impl Bus {
     /// fails as well, unless `force` is set, for a copy that was restored into a store of later versions. Then it watches the
     /// heartbeats of listed nodes for as long as they may pause, and fails with [`Error::BusInUse`] if one lives.
     pub async fn raise_incarnation(
-        db: &Database,
+        store: &Store,
         prefix: &[u8],
         from: Incarnation,
         force: bool,
     ) -> Result<Incarnation> {
-        raise(db, &Keys::new(prefix)?, from, force).await
+        raise(store, &Keys::new(prefix)?, from, force).await
     }
 }
 
@@ -86,12 +86,12 @@ async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
 /// The same transaction removes nodes, leases and fold marks. So a process that lives, or was only paused, has no lease any more: no
 /// fold, batch or pass of it commits, and its heartbeat finds that the bus is gone. The last sequence of the incarnation before stays
 /// in the table as it is: what readers have seen behind it was not restored.
-async fn raise(db: &Database, keys: &Keys, from: Incarnation, force: bool) -> Result<Incarnation> {
-    let history = History { db, keys, incarnation: from };
+async fn raise(store: &Store, keys: &Keys, from: Incarnation, force: bool) -> Result<Incarnation> {
+    let history = History { store, keys, incarnation: from };
     // Nodes that live beside a store that is older than its rows do nothing. Others do, unless its opening has kept them out.
-    let is_alone = !force || db.is_unused(keys.prefix());
-    let silence = if is_alone { None } else { Some(Silence::of_bus(db, keys).await?) };
-    db.run(async |tx| {
+    let is_alone = !force || store.is_unused(keys.prefix());
+    let silence = if is_alone { None } else { Some(Silence::of_bus(store, keys).await?) };
+    store.run(async |tx| {
         let config = stored(&tx, keys).await?;
         let raised = Config { incarnation: from, ..config }.raised()?;
         if config.incarnation == raised.incarnation {
@@ -101,7 +101,7 @@ async fn raise(db: &Database, keys: &Keys, from: Incarnation, force: bool) -> Re
             let reason = format!("it is {}, not {}", config.incarnation.0, from.0);
             return Err(Error::invalid("incarnation", reason));
         }
-        match history.check(&tx, Asked::Rows).await {
+        match history.check(&tx, Claim::Rows).await {
             Err(Error::OlderThanRows { .. }) => {}
             Err(error) => return Err(error),
             Ok(last) if !force => {

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     base::{env::Env, error::Result, health::EndsWithBus, tasks::within},
-    bus::{Bus, running::Running},
+    bus::{Bus, running::NodeHandle},
     roles::dispatcher::Dispatcher,
     state::{keys::Role, notification_feed::NotificationFeed},
 };
@@ -275,7 +275,7 @@ async fn count(State(inner): Shared, request: Request, next: Next) -> Response {
     response
 }
 
-impl Running {
+impl NodeHandle {
     /// Makes the routers' shared state for the bus. When the roles shut down, the feeds end first.
     ///
     /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.

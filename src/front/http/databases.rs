@@ -1,4 +1,4 @@
-//! [`Databases`] is what a layer says about its databases, and [`Lens`] shows their documents to one request in a way that only the layer
+//! [`Databases`] is what a layer says about its databases, and [`DocView`] shows their documents to one request in a way that only the layer
 //! understands. `/_up`, `/_all_dbs` and `/{db}` are what CouchDB's clients request before they follow a server.
 
 use std::{future::ready, sync::Arc};
@@ -59,8 +59,8 @@ pub trait Databases: DocSource + 'static {
     fn lens<'a>(
         &'a self,
         _db: &'a Db,
-        _asked: &'a Asked,
-    ) -> BoxFuture<'a, Result<Option<Arc<dyn Lens>>, Failure>> {
+        _asked: &'a ChangesRequest,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn DocView>>, Failure>> {
         Box::pin(ready(Ok(None)))
     }
 }
@@ -68,7 +68,7 @@ pub trait Databases: DocSource + 'static {
 /// The part of a request for documents that only a layer can answer.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Asked {
+pub struct ChangesRequest {
     /// The name of a filter. The routers handle `_doc_ids` and `_design` themselves.
     pub filter: Option<String>,
     /// The parameters of the filter, in the order in which they came.
@@ -84,7 +84,7 @@ pub struct Asked {
 }
 
 /// How a layer shows documents to one feed. A lens gives their leaves and bodies, and decides which documents the feed has.
-pub trait Lens: DocSource + 'static {
+pub trait DocView: DocSource + 'static {
     /// Returns whether the feed has the row of `doc`. [`DocSource::body`] returned `body` for it.
     fn keeps<'a>(&'a self, doc: &'a DocSummary, body: Option<&'a Bytes>) -> BoxFuture<'a, Result<bool>>;
 }
@@ -102,7 +102,7 @@ impl Catalogue {
         let missing = || Failure::not_found("Database does not exist.");
         let name = DbName::new(name).map_err(|_| missing())?;
         let find = async |tx| self.databases.find(&tx, &name).await;
-        let db = self.inner.feed.context.db.run(find).await?.ok_or_else(missing)?;
+        let db = self.inner.feed.context.store.run(find).await?.ok_or_else(missing)?;
         if self.databases.may_read(caller, &db).await? {
             return Ok(db);
         }

@@ -375,7 +375,7 @@ async fn rows(State(inner): Shared, parts: Parts) -> Answered {
     // The answer begins only when it is whole.
     let timeout = number("timeout", most)?.map(|timeout| Duration::from_millis(timeout).min(WAIT_MAX));
     let feed = inner.bus.feed();
-    let cursor: Cursor = match given.get("since").map_or(Ok(Cursor::NOTHING.into()), |text| text.parse())? {
+    let cursor: Cursor = match given.get("since").map_or(Ok(Cursor::BEGINNING.into()), |text| text.parse())? {
         Start::At(cursor) => cursor,
         Start::Now => feed.now().await?.into(),
     };

@@ -6,11 +6,11 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use notibus::{Bus, BusOptions, Roles, http::{ApiOptions, ServerOptions}, store::Database};
+//! use notibus::{Bus, BusOptions, StartOptions, http::{ApiOptions, ServerOptions}, store::Store};
 //!
-//! let store = Database::memory();
+//! let store = Store::memory();
 //! let bus = Bus::open(&store, BusOptions::default()).await?;
-//! let running = bus.start(Roles::default()).await?;
+//! let running = bus.start(StartOptions::default()).await?;
 //! let api = running.api(ApiOptions::default())?;
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
 //! let router = api.db_updates().merge(api.status());
@@ -65,7 +65,7 @@ pub use self::{
     api::Api,
     caller::{Caller, Grant},
     credentials::Credentials,
-    databases::{Asked, Databases, Lens},
+    databases::{ChangesRequest, Databases, DocView},
     options::{ApiOptions, Authorize, allow_all},
     server::{Server, ServerOptions},
 };

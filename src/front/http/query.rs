@@ -84,7 +84,7 @@ impl Query {
     ) -> Result<Self, Failure> {
         let mut query = Self {
             mode: Mode::Normal,
-            start: Cursor::NOTHING.into(),
+            start: Cursor::BEGINNING.into(),
             limit: u64::MAX,
             descending: false,
             timeout: options.timeout_max,
@@ -177,7 +177,7 @@ impl Query {
     fn start_at(&mut self, value: &str) -> Result<(), Failure> {
         let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
         self.start = match value {
-            "" => Cursor::NOTHING.into(),
+            "" => Cursor::BEGINNING.into(),
             value => value
                 .parse()
                 .map_err(|_| Failure::bad_request("Malformed sequence supplied in 'since' parameter."))?,
@@ -187,7 +187,7 @@ impl Query {
 
     /// Fails if the parameters contradict each other, or if one is unknown.
     fn check(&self) -> Result<(), Failure> {
-        let is_bound = !matches!(self.start, Start::Now) && self.start != Cursor::NOTHING.into();
+        let is_bound = !matches!(self.start, Start::Now) && self.start != Cursor::BEGINNING.into();
         if self.descending && is_bound {
             // With such a `since`, CouchDB returns all rows.
             return Err(Failure::bad_request(
@@ -309,7 +309,7 @@ mod tests {
     fn defaults_are_those_of_couchdb() {
         let query = parse("_nonce=1").unwrap();
         assert_eq!(query.mode, Mode::Normal);
-        assert_eq!(query.start, Cursor::NOTHING.into());
+        assert_eq!(query.start, Cursor::BEGINNING.into());
         assert_eq!((query.limit, query.timeout, query.heartbeat), (u64::MAX, Duration::from_mins(1), None));
         assert!(query.types.contains(EventKind::Deleted) && !query.types.contains(EventKind::DdocUpdated));
     }
@@ -330,7 +330,7 @@ mod tests {
         // Regression: a client could request a thousand heartbeats a second.
         assert_eq!(parse("heartbeat=1").unwrap().heartbeat, Some(Duration::from_millis(100)));
         assert_eq!(parse("since=now").unwrap().start, Start::Now);
-        assert_eq!(parse("since=").unwrap().start, Cursor::NOTHING.into());
+        assert_eq!(parse("since=").unwrap().start, Cursor::BEGINNING.into());
         assert_eq!(parse(&format!("last-event-id={sequence}")).unwrap().start, Sequence::MAX.into());
         assert!(parse("names=shop/*").unwrap().names.is_some());
     }

@@ -120,7 +120,7 @@ impl Rows {
     /// Makes the rows of a page that was read from its newest row back to `to`. No client resumes in the middle of such a feed.
     pub fn backwards(rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) -> Self {
         let rows: Vec<_> = rows.into_iter().map(|row| (row, true)).collect();
-        let (reading, next) = (Cursor::NOTHING, to.into());
+        let (reading, next) = (Cursor::BEGINNING, to.into());
         Self { left: rows.into_iter(), reading, next, is_complete, descending: true, last: None }
     }
 
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(of(&again, 4, Deleted.into()), [Deleted]);
         assert_eq!(of(&again, 5, usual), [Created, Updated]);
         let known = Wanted { kinds: usual, names: None };
-        assert_eq!(known.types_of(&again, &Cursor::NOTHING).len(), 2, "it was never known");
+        assert_eq!(known.types_of(&again, &Cursor::BEGINNING).len(), 2, "it was never known");
     }
 
     /// Cause: a position between two rows of a database had to say which were sent, and grew to 90 digits. Now a database is sent whole:
@@ -374,14 +374,14 @@ mod tests {
         let from = |version| seqs(&rows, at(version).into(), at(20).into(), Sequence::MIN)[0];
         assert_eq!(from(1), Cursor::resumed(Knowledge::UpTo(at(1)), at(20), at(4)));
         assert_eq!(from(3), at(4).into());
-        let unknown = seqs(&rows, Cursor::NOTHING, at(20).into(), Sequence::MIN)[0];
+        let unknown = seqs(&rows, Cursor::BEGINNING, at(20).into(), Sequence::MIN)[0];
         assert_eq!(unknown, at(4).into(), "who began with nothing never knew it");
     }
 
     #[test]
     fn rows_below_the_horizon_name_the_end_for_a_reader_that_began_with_nothing() {
         let rows = [database(4, [4, 0, 0, 0]), database(6, [6, 0, 0, 0])];
-        let [below, above] = seqs(&rows, Cursor::NOTHING, at(20).into(), at(5))[..] else { panic!() };
+        let [below, above] = seqs(&rows, Cursor::BEGINNING, at(20).into(), at(5))[..] else { panic!() };
         assert_eq!(above, at(6).into());
         assert_eq!(below.to_string(), format!("{}-{}", at(4), at(20)));
     }

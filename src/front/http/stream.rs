@@ -188,7 +188,7 @@ pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<Header
         let (last, horizon) = tokio::join!(raw.last_row(&tx), horizon);
         Ok((last?, horizon?))
     };
-    let (last, horizon) = feed.context.db.run(state).await?;
+    let (last, horizon) = feed.context.store.run(state).await?;
     let hash = xxh3_128(format!("{last:?} {horizon} {text}").as_bytes());
     Ok(HeaderValue::from_str(&format!("W/\"{hash:032x}\"")).expect("hexadecimal digits are visible"))
 }

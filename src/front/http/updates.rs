@@ -95,7 +95,7 @@ fn load(inner: &Arc<Inner>, cursor: Cursor, descending: bool, limit: usize) -> L
             let (page, horizon) = tokio::join!(feed.page_in(&tx, cursor, limit), horizon);
             Ok((page?, horizon?))
         };
-        feed.context.db.run(read).await
+        feed.context.store.run(read).await
     })
 }
 
@@ -143,7 +143,7 @@ impl Updates {
             wanted: Wanted::of(query),
             descending: query.descending,
             next: start,
-            seq: if query.descending { Cursor::NOTHING } else { start },
+            seq: if query.descending { Cursor::BEGINNING } else { start },
             is_caught_up: false,
             is_live: query.mode != Mode::Normal && !query.descending,
             page_size: PageSize::for_limit(PAGE_ROWS, query.limit),

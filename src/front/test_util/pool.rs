@@ -12,7 +12,7 @@ use crate::{
         polls::Polls,
         stats::{Stats, StatsSnapshot},
     },
-    store::{Database, Transaction},
+    store::{Store, Transaction},
 };
 
 /// The member that should own each resource, in order: of these with their present owners, among members with their maxima.
@@ -68,9 +68,9 @@ pub struct PoolNode {
 
 impl PoolNode {
     /// Joins the nodes under `prefix`. Fails with [`Error::Invalid`](crate::Error::Invalid) if the prefix is too long.
-    pub async fn join(db: &Database, prefix: &[u8], options: NodeOptions) -> Result<Self> {
-        let (keys, stats, polls) = (Keys::new(prefix)?, Arc::default(), Polls::new(db.env()));
-        let member = Member::join(db, &keys, None, (&stats, &polls, &Arc::default()), options).await?;
+    pub async fn join(store: &Store, prefix: &[u8], options: NodeOptions) -> Result<Self> {
+        let (keys, stats, polls) = (Keys::new(prefix)?, Arc::default(), Polls::new(store.env()));
+        let member = Member::join(store, &keys, None, (&stats, &polls, &Arc::default()), options).await?;
         Ok(Self { member, stats })
     }
 

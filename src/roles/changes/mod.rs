@@ -69,9 +69,9 @@ impl Default for ChangesOptions {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, changes::{ChangesOptions, DocId, DocSummary}, Cursor, Db, DbInstance, Sequence, store::{AtomicOp, Database, Isolation}};
+/// use notibus::{Bus, BusOptions, changes::{ChangesOptions, DocId, DocSummary}, Cursor, Db, DbInstance, Sequence, store::{AtomicOp, Store, Isolation}};
 ///
-/// let store = Database::memory();
+/// let store = Store::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
 /// let changes = bus.changes();
 /// let db = Db::new("orders".parse()?, DbInstance::new());
@@ -91,7 +91,7 @@ impl Default for ChangesOptions {
 ///         })
 ///         .await?;
 /// }
-/// let page = changes.feed(&db).page(Cursor::NOTHING, 100).await?;
+/// let page = changes.feed(&db).page(Cursor::BEGINNING, 100).await?;
 /// assert_eq!(page.rows.len(), 1, "each document once");
 /// assert_eq!(page.rows[0].doc.revision.position, 2);
 /// # Ok(()) }
@@ -135,7 +135,7 @@ impl Changes {
         let new = self.new_topology(db, options)?;
         let feed = FeedId::documents(db.instance);
         let rows = self.check_legacy(prefix).await?;
-        self.context.db.run(async |tx| self.raw(&feed).adopt(&tx, (prefix, rows), &new).await).await
+        self.context.store.run(async |tx| self.raw(&feed).adopt(&tx, (prefix, rows), &new).await).await
     }
 
     /// Removes the changes feed of `db` in the transaction that deletes the database. It does not clear an adopted old range. Writers
@@ -190,7 +190,7 @@ impl Changes {
     /// Reads the changes of `db` that `query` asks for, with the leaves and bodies that `source` returns, in one transaction.
     pub async fn rows(&self, db: &Db, query: &ChangesQuery, source: &dyn DocSource) -> Result<ChangesPage> {
         let feed = self.feed(db);
-        self.context.db.run(async |tx| rows::read(&tx, &feed, db, query, source).await).await
+        self.context.store.run(async |tx| rows::read(&tx, &feed, db, query, source).await).await
     }
 
     /// Reads the changes of `db` as they appear, from `after` on; notifications from `dispatcher` wake it.
@@ -206,7 +206,8 @@ impl Changes {
         let space = RowSpace::new(prefix.to_vec());
         let (mut rest, mut rows) = (Some(RangeRead::new(KeyRange::prefix(prefix.to_vec()))), 0);
         while let Some(read) = rest {
-            let page = self.context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+            let page =
+                self.context.store.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
             for (key, value) in &page.rows {
                 let row = space.sequence(key).and_then(|sequence| Change::from_stored(sequence, value));
                 if let Err(error) = row {

@@ -64,7 +64,7 @@ fn winner(doc: &DocSummary) -> Leaf {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChangesQuery {
-    /// The start: rows after it, or, if descending, rows before its position. Default: [`Cursor::NOTHING`].
+    /// The start: rows after it, or, if descending, rows before its position. Default: [`Cursor::BEGINNING`].
     pub from: Cursor,
     /// The most rows, 1 to 10,000. With large documents choose a number whose reads fit into 5 s. Default: 1,000.
     pub limit: usize,
@@ -83,7 +83,7 @@ crate::base::macros::setters!(ChangesQuery { from: Cursor, limit: usize, descend
 impl Default for ChangesQuery {
     fn default() -> Self {
         Self {
-            from: Cursor::NOTHING,
+            from: Cursor::BEGINNING,
             limit: 1_000,
             descending: false,
             all_leaves: false,

@@ -21,7 +21,7 @@ use crate::{
     },
     state::{
         feed::{RawFeed, Topology},
-        history::{Asked, History},
+        history::{Claim, History},
         keys::{ConsumerRow, DeferredRow, Due, FeedId, Lease, NodeId, ShardId},
         membership::{changed, members},
     },
@@ -177,7 +177,7 @@ impl ConsumerHandle {
                 identity,
                 generation: 1,
                 feed: feed.clone(),
-                start: Cursor::NOTHING,
+                start: Cursor::BEGINNING,
                 filter,
                 filter_text: filter_text.clone(),
                 is_paused: false,
@@ -187,7 +187,7 @@ impl ConsumerHandle {
             self.begin_at(&tx, settings.start, row).await?;
             Ok(Some(true))
         };
-        self.context.db.run(create).await
+        self.context.store.run(create).await
     }
 
     /// Moves the consumer to another position: to now, to the beginning, or behind a sequence. Its members can commit nothing more of what
@@ -243,7 +243,7 @@ impl ConsumerHandle {
             *attempted.lock() = Some((row.identity, row.generation));
             self.apply(&tx, change, row).await
         };
-        self.context.db.run(run).await
+        self.context.store.run(run).await
     }
 
     async fn apply(&self, tx: &Transaction, change: &Change, row: ConsumerRow) -> Result<()> {
@@ -274,7 +274,7 @@ impl ConsumerHandle {
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
         // The janitor must not drop what this one has to read, nor its topology entry.
         tx.add_write_conflict(&keys.beginnings(&row.feed));
-        let now = History::of(&self.context).check(tx, Asked::Rows).await?;
+        let now = History::of(&self.context).check(tx, Claim::Rows).await?;
         let start = match start {
             Start::Now => Cursor::from(now),
             Start::At(cursor) => {
@@ -330,7 +330,7 @@ impl ConsumerHandle {
                 self.existing(&tx, Isolation::Snapshot).await?;
                 Ok((self.deferred_page(&tx, &read).await?, tx.read_version().await?))
             };
-            let ((ids, after), version) = self.context.db.run(page).await?;
+            let ((ids, after), version) = self.context.store.run(page).await?;
             let described =
                 ids.into_iter().filter_map(|(_, shard, id, row)| self.describe(shard, &id, row, version));
             found.extend(described);
@@ -370,8 +370,8 @@ impl ConsumerHandle {
     pub async fn again(&self, ids: &str, only_deferred: bool) -> Result<u64> {
         let glob = glob_matcher(ids)?;
         let is_meant = |id: &[u8]| std::str::from_utf8(id).is_ok_and(|id| glob.is_match(id));
-        let (db, keys) = (&self.context.db, &self.context.keys);
-        let row = db.run(async |tx| self.existing(&tx, Isolation::Snapshot).await).await?;
+        let (store, keys) = (&self.context.store, &self.context.keys);
+        let row = store.run(async |tx| self.existing(&tx, Isolation::Snapshot).await).await?;
         let range =
             if only_deferred { keys.deferred_of(&self.name, None) } else { keys.newest_of_feed(&row.feed) };
         let (mut rest, mut count) = (Some(RangeRead::new(range).limit(PAGE_IDS)), 0);
@@ -386,11 +386,11 @@ impl ConsumerHandle {
                 let ids = page.rows.iter().map(|(key, _)| Ok(keys.newest_id(key)?.1.into()));
                 Ok((ids.collect::<Result<Vec<Bytes>>>()?, read.clone().after(&page)))
             };
-            let (mut found, after) = db.run(page).await?;
+            let (mut found, after) = store.run(page).await?;
             found.retain(|id| is_meant(id));
             if !found.is_empty() {
                 let again = draw(self.env());
-                count += db.run(async |tx| self.again_in(&tx, &row, &found, again).await).await?;
+                count += store.run(async |tx| self.again_in(&tx, &row, &found, again).await).await?;
             }
             rest = after;
         }
@@ -463,6 +463,6 @@ impl ConsumerHandle {
             changed(&tx, &self.context.keys, &self.name.pool());
             Ok(true)
         };
-        self.context.db.run(discard).await
+        self.context.store.run(discard).await
     }
 }

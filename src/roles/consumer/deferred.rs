@@ -303,7 +303,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             let has_ended = key.instance.is_some() && key.instance != left_instance(Some(&**row));
             // Who knows nothing need not learn of an end, but for those after the consumer began.
             let is_repeatable =
-                key.again.is_some() && (is_wanted(&Cursor::NOTHING) || is_wanted(&self.start));
+                key.again.is_some() && (is_wanted(&Cursor::BEGINNING) || is_wanted(&self.start));
             !has_ended && !is_wanted(&key.done) && !is_repeatable
         });
         if is_done && key.again.is_none() || is_unwanted {

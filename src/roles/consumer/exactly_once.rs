@@ -338,7 +338,7 @@ impl Run {
     /// Ends the run of a batch, so that none of its transactions can commit any more. Returns the checkpoint.
     pub(super) async fn revoke_rows(&self) -> Result<Option<Cursor>> {
         self.close();
-        let (keys, db) = (&self.held.context.keys, &self.held.context.db);
+        let (keys, store) = (&self.held.context.keys, &self.held.context.store);
         let key = KeyRange::key(&keys.consumer_checkpoint(&self.held.name, self.held.shard));
         let revoke = async |tx: Transaction| {
             self.held.lease.check(&tx).await?;
@@ -346,7 +346,7 @@ impl Run {
             tx.add_write_conflict(&key);
             Ok(stored)
         };
-        db.run(revoke).await
+        store.run(revoke).await
     }
 
     /// The run has ended: no transaction that begins from now on can commit under it.
@@ -380,7 +380,7 @@ pub(super) fn finished(id: &IdScope, stored: Option<DeferredRow>) -> DeferredRow
             is_left |= ended.is_some() || instance.is_some();
             (stored.done, instance)
         }
-        (None, None) => (Cursor::NOTHING, None),
+        (None, None) => (Cursor::BEGINNING, None),
     };
     let due = if is_left { Due::NOW } else { Due::Never };
     DeferredRow { instance, ended, due, again, ..DeferredRow::new(done) }

@@ -125,7 +125,7 @@ impl Member {
             let at_work = working.as_ref();
             let attempt =
                 async |tx: Transaction| self.try_low_watermark(&tx, &looked, &passed, at_work).await;
-            match self.context.db.run(attempt).await? {
+            match self.context.store.run(attempt).await? {
                 Attempt::Done(low) => return Ok(low),
                 Attempt::Unknown(identity, shards) => {
                     if passed.0 != identity {
@@ -195,7 +195,7 @@ impl Member {
                 tx.set_option(TransactionOption::Priority(Priority::Batch));
                 self.feed().kept_shard_page(&tx, shard, passed.to, PAGE_ROWS).await
             };
-            let page = match self.context.db.run(read).await {
+            let page = match self.context.store.run(read).await {
                 // The consumer has left the shard since its checkpoint was read, and the janitor has dropped it.
                 Err(Error::NoShard { is_trimmed: true, .. }) => return Ok(passed),
                 page => page?.page,
@@ -232,7 +232,7 @@ impl Member {
 
     /// The last position that can be read now.
     async fn feed_end(&self) -> Result<Sequence> {
-        self.context.db.run(async |tx| self.feed().last_readable(&tx).await).await
+        self.context.store.run(async |tx| self.feed().last_readable(&tx).await).await
     }
 
     /// Waits until everything that was committed up to `version` is finished, or deferred.
@@ -270,7 +270,7 @@ impl Member {
                 self.feed().topology(&tx)
             )
         };
-        let (stored, low, topology) = self.context.db.run(read).await?;
+        let (stored, low, topology) = self.context.store.run(read).await?;
         for (shard, stored) in stored {
             if !self.unwanted_up_to(shard, stored, low, Some(at)).await?.is_all {
                 return Ok(false);

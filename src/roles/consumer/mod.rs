@@ -85,20 +85,20 @@ use crate::{
     },
 };
 
-/// Describes a member of a consumer, and starts it: [`Running::consumer`](crate::Running::consumer).
+/// Describes a member of a consumer, and starts it: [`NodeHandle::consumer`](crate::NodeHandle::consumer).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Cursor, Db, DbInstance, Roles, consumer::Work, store::Database};
+/// use notibus::{Bus, BusOptions, Cursor, Db, DbInstance, StartOptions, consumer::Work, store::Store};
 ///
-/// let store = Database::memory();
+/// let store = Store::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let running = bus.start(Roles::default()).await?;
+/// let running = bus.start(StartOptions::default()).await?;
 /// let mail = |work: Work<notibus::Notification>| async move {
 ///     println!("{:?}: {:?}", work.row().map(|row| &row.name), work.news());
 ///     Ok(())
 /// };
-/// let mailer = running.consumer("mailer")?.start_from(Cursor::NOTHING).run(mail).await?;
+/// let mailer = running.consumer("mailer")?.start_from(Cursor::BEGINNING).run(mail).await?;
 ///
 /// let db = Db::new("orders".parse()?, DbInstance::new());
 /// store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
@@ -153,7 +153,7 @@ impl ConsumerBuilder<Notification> {
 }
 
 impl<R: ConsumedRow> ConsumerBuilder<R> {
-    /// Where it starts when it is created: with new rows, or at a cursor. [`Cursor::NOTHING`](crate::Cursor::NOTHING) brings every id first.
+    /// Where it starts when it is created: with new rows, or at a cursor. [`Cursor::BEGINNING`](crate::Cursor::BEGINNING) brings every id first.
     /// A consumer that exists goes on where it is. Default: with new rows.
     pub fn start_from(self, start: impl Into<Start>) -> Self {
         Self { settings: self.settings.start(start.into()), ..self }

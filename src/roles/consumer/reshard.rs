@@ -23,7 +23,7 @@ use crate::{
     },
     state::{
         feed::Topology,
-        history::{Asked, History},
+        history::{Claim, History},
         keys::{ShardId, TopologyRow},
         membership::changed,
     },
@@ -74,7 +74,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (keys, pool, mark) = (&held.context.keys, held.name.pool(), successor.first);
         if stored.position() < mark {
             // A store that stands before its own rows does not show them: the shard only seems to be drained.
-            History::of(&held.context).check(tx, Asked::Rows).await?;
+            History::of(&held.context).check(tx, Claim::Rows).await?;
             held.set_checkpoint(tx, moved(stored, mark));
             // Requests to work again read the lease rather than the checkpoint, which moves all the time.
             tx.add_write_conflict(&KeyRange::key(&keys.lease(&pool, held.shard.0)));

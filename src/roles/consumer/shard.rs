@@ -33,7 +33,7 @@ use crate::{
         page_cache::Turn,
         skipped::SkippedAt,
     },
-    store::{Database, Isolation, Transaction},
+    store::{Isolation, Store, Transaction},
 };
 
 /// The most bytes of an error that is shown.
@@ -183,9 +183,9 @@ impl<R: ConsumedRow> ShardTask<R> {
             member,
             deferred: KnownKeys::default(),
             identity: Identity::default(),
-            start: Cursor::NOTHING,
-            stored: Cursor::NOTHING,
-            knowledge: Cursor::NOTHING,
+            start: Cursor::BEGINNING,
+            stored: Cursor::BEGINNING,
+            knowledge: Cursor::BEGINNING,
             read: Sequence::MIN,
             read_version: 0,
             caught_up: None,
@@ -196,8 +196,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    pub fn db(&self) -> &Database {
-        &self.held.context.db
+    pub fn db(&self) -> &Store {
+        &self.held.context.store
     }
 
     pub fn env(&self) -> &Env {
@@ -349,7 +349,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 None if self.member.is_successor(shard) => Part::Deferred,
                 None => Part::Nothing,
             };
-            Ok(Loaded { version, row, part, stored: stored.unwrap_or(Cursor::NOTHING), low })
+            Ok(Loaded { version, row, part, stored: stored.unwrap_or(Cursor::BEGINNING), low })
         };
         self.db().run(read).await
     }
@@ -446,7 +446,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             let is_end = page.resharded.is_some();
             Ok((version, page.page.rows, page.page.next.position(), page.page.more, is_end))
         };
-        let (version, rows, to, more, is_end) = held.context.db.run(read).await?;
+        let (version, rows, to, more, is_end) = held.context.store.run(read).await?;
         self.read_version = version;
         if !is_end && !is_again && to > after {
             let kept = || rows.iter().map(|row| (row.sequence, row.value.clone())).collect();

@@ -130,7 +130,7 @@ impl ConsumerStatus {
             name,
             instance: row.feed.instance(),
             filter: row.filter_text,
-            start: if row.start.knew_nothing() { Cursor::NOTHING } else { row.start },
+            start: if row.start.knew_nothing() { Cursor::BEGINNING } else { row.start },
             generation: row.generation,
             is_paused: row.is_paused,
             created_ms: row.created_ms,
@@ -450,7 +450,7 @@ impl ConsumerHandle {
             status.add(&self.context, &holdings, deferred.get(name).copied().unwrap_or_default());
             Ok(status)
         };
-        self.context.db.run(read).await
+        self.context.store.run(read).await
     }
 
     /// How far the consumer is behind in each shard that it reads, or will read after a reshard, in the order of their ids, even if no node
@@ -463,6 +463,6 @@ impl ConsumerHandle {
             let lag = lags(&self.context, &tx, &stored).await?.remove(&self.name);
             lag.ok_or_else(|| Error::NoFeed { feed: status.feed().to_string() })
         };
-        self.context.db.run(read).await
+        self.context.store.run(read).await
     }
 }

@@ -78,8 +78,8 @@ impl CallbackHandle {
     }
 
     /// Waits until it has worked on everything up to `at`, a position that
-    /// [`Dispatcher::reached`](crate::Dispatcher::reached) has returned. Returns false if it ended before that.
-    pub async fn reached(&self, at: Sequence) -> bool {
+    /// [`Dispatcher::wait_until`](crate::Dispatcher::wait_until) has returned. Returns false if it ended before that.
+    pub async fn wait_until(&self, at: Sequence) -> bool {
         let at = Knowledge::UpTo(at);
         let mut worked_to = self.progress.worked_to.subscribe();
         // From now on it reports its progress.

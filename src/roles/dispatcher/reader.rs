@@ -485,7 +485,7 @@ impl Reader {
         let NotificationPage { mut rows, next, mut to, mut more } = match page {
             Ok(page) => page,
             Err(Error::Expired { horizon }) => {
-                (feed.look_up, self.cursor) = (None, Cursor::NOTHING);
+                (feed.look_up, self.cursor) = (None, Cursor::BEGINNING);
                 return Some(Item::Expired { horizon });
             }
             Err(error) => return Some(Item::Failed(error)),

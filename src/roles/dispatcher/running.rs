@@ -70,15 +70,15 @@ impl Dispatcher {
     /// A freshness barrier: waits until every event that was committed at the version `version` or before
     /// ([`Versionstamp::version`](crate::event::Versionstamp::version) of the commit) is folded, and the tail has published its row.
     /// Returns a position. A subscriber that has worked on everything up to there knows all of these events
-    /// ([`CallbackHandle::reached`](crate::dispatcher::CallbackHandle::reached), [`Mirror::reached`](crate::dispatcher::Mirror::reached)).
+    /// ([`CallbackHandle::wait_until`](crate::dispatcher::CallbackHandle::wait_until), [`Mirror::wait_until`](crate::dispatcher::Mirror::wait_until)).
     ///
     /// It needs running notifiers, and waits while there are none. While it waits it reads from the store, every few
     /// milliseconds, the rows of databases that had unfolded events when it began.
     ///
     /// Fails with [`Error::Invalid`] if the version is ahead of the store, with [`Error::NoSubscriber`] if the dispatcher ends
     /// before, and with [`Error::BusGone`] once the bus is gone.
-    pub async fn reached(&self, version: u64) -> Result<Sequence> {
-        self.shared.reached(version).await
+    pub async fn wait_until(&self, version: u64) -> Result<Sequence> {
+        self.shared.wait_until(version).await
     }
 
     /// The position up to which the tail has read the feed.

@@ -368,7 +368,7 @@ impl Shared {
         self.wake(woken);
     }
 
-    pub async fn reached(&self, version: u64) -> Result<Sequence> {
+    pub async fn wait_until(&self, version: u64) -> Result<Sequence> {
         let reached = async {
             let at = self.feed.folded(version).await?;
             let mut known = self.known.subscribe();

@@ -26,7 +26,7 @@ pub struct Subscribe {
 }
 
 impl Subscribe {
-    /// Starts at a cursor, at [`Cursor::NOTHING`] for every database first, or behind a sequence. Default: after the tail's
+    /// Starts at a cursor, at [`Cursor::BEGINNING`] for every database first, or behind a sequence. Default: after the tail's
     /// present position; this can include events that were committed before and are not folded yet.
     ///
     /// A subscription keeps its position in memory only. Work that has to survive a crash is a [`consumer`](crate::consumer).
@@ -140,11 +140,11 @@ impl Subscribe {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
     /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
     ///
-    /// use notibus::{Bus, BusOptions, Db, DbInstance, Filter, Roles, dispatcher::{Item, RestartPolicy}, store::Database};
+    /// use notibus::{Bus, BusOptions, Db, DbInstance, Filter, StartOptions, dispatcher::{Item, RestartPolicy}, store::Store};
     ///
-    /// let store = Database::memory();
+    /// let store = Store::memory();
     /// let bus = Bus::open(&store, BusOptions::default()).await?;
-    /// let running = bus.start(Roles::default()).await?;
+    /// let running = bus.start(StartOptions::default()).await?;
     /// let (dispatcher, count) = (running.dispatcher(), Arc::new(AtomicUsize::new(0)));
     /// let counter = dispatcher.subscribe(Filter::all()).callback(RestartPolicy::default(), {
     ///     let count = Arc::clone(&count);
@@ -161,7 +161,7 @@ impl Subscribe {
     ///
     /// let (db, producer) = (Db::new("orders".parse()?, DbInstance::new()), bus.producer());
     /// let created = bus.run_exactly_once(None, async |tx| Ok(producer.created(&tx, &db))).await?;
-    /// counter.reached(dispatcher.reached(created.committed.versionstamp.version()).await?).await;
+    /// counter.wait_until(dispatcher.wait_until(created.committed.versionstamp.version()).await?).await;
     /// assert_eq!(count.load(Ordering::Relaxed), 1);
     /// counter.stop().await;
     /// running.shutdown().await

@@ -17,7 +17,7 @@ use crate::{
         keys::{Config, Keys},
         routing::Schemes,
     },
-    store::Database,
+    store::Store,
 };
 
 const PACE: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ fn database(name: &str, version: u64) -> Arc<Notification> {
 
 fn suspended(ring_rows_max: usize) -> Dispatcher {
     let config = Config { partitions: 1, incarnation: Incarnation(0) };
-    let context = Context::new(Database::memory(), Keys::new(b"t").unwrap(), config, Schemes::default());
+    let context = Context::new(Store::memory(), Keys::new(b"t").unwrap(), config, Schemes::default());
     Dispatcher::suspended(
         context,
         DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() },

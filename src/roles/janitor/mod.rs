@@ -26,7 +26,7 @@ use crate::{
     state::{
         context::Context,
         exactly_once::{RETENTION, swept_version},
-        history::{Asked, History},
+        history::{Claim, History},
         keys::RunResult,
         membership::{Held, Member, Pool, Stop, Work, Worker},
     },
@@ -109,7 +109,7 @@ impl Pass<'_> {
         worked: &mut WorkedTime,
     ) -> Result<()> {
         // What is old cannot be known while the store stands before its own rows.
-        self.read(async |tx| History::of(self.context).check(&tx, Asked::Rows).await).await?;
+        self.read(async |tx| History::of(self.context).check(&tx, Claim::Rows).await).await?;
         // Each step runs even if another has failed. Consumers come first, because their low watermarks keep tombstones.
         let consumers = self.expire_consumers(worked).await;
         let tombstones = self.run_tombstones(age, clean_to).await;

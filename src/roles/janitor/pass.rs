@@ -67,7 +67,7 @@ impl Pass<'_> {
             tx.set_option(TransactionOption::Priority(Priority::Batch));
             body(tx)
         };
-        self.context.db.run(body).await
+        self.context.store.run(body).await
     }
 
     /// Runs a transaction at batch priority that fails if the lease is lost.

@@ -100,7 +100,7 @@ impl Pass<'_> {
                 // Another janitor has deleted the rows at the cursor, or it stands in what a restore has lost. There may be tombstones before
                 // and after it.
                 Err(Error::Expired { .. }) => {
-                    cursor = Cursor::NOTHING;
+                    cursor = Cursor::BEGINNING;
                     continue;
                 }
                 page => page?,

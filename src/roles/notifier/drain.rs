@@ -176,10 +176,10 @@ impl Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Database;
+    use crate::store::Store;
 
     /// Adds counters to `slots`, then reads from the key `from` on, at most `rows_max` rows at once.
-    async fn read(store: &Database, slots: &[(&Db, u16)], from: Option<&Bytes>, rows_max: usize) -> Drain {
+    async fn read(store: &Store, slots: &[(&Db, u16)], from: Option<&Bytes>, rows_max: usize) -> Drain {
         let keys = Keys::new(b"test").unwrap();
         let write = async |tx: Transaction| {
             for (db, slot) in slots {
@@ -199,7 +199,7 @@ mod tests {
         let db = |name: &str, n| Db::new(name.parse().unwrap(), DbInstance([n; 16]));
         // The part leaves the second of two names; then the second of two instances.
         for (whole, left) in [(db("a", 0), db("b", 1)), (db("b", 0), db("b", 1))] {
-            let store = Database::memory();
+            let store = Store::memory();
             let drain = read(&store, &[(&whole, 0), (&left, 7), (&left, 8)], None, 2).await;
             assert_eq!(drain.names[0].1.rows.len(), 1, "the first one is whole");
             let drain = read(&store, &[(&left, 3)], drain.next.as_ref(), 10).await;

@@ -25,7 +25,7 @@ use crate::{
     state::{
         context::Context,
         feed::{Entries, FeedWriter, RawFeed, StoredRow},
-        history::{Asked, History},
+        history::{Claim, History},
         keys::{FoldMark, Partition, sequence_operand},
         membership::Held,
         skipped::SkippedAt,
@@ -95,7 +95,7 @@ impl Folder<'_> {
         let attempts = Mutex::new((0_u64, std::mem::take(unsettled)));
         let result = self
             .context
-            .db
+            .store
             .run_committed(&RetryPolicy::default(), async |tx| {
                 let earlier = attempts.lock().0;
                 attempts.lock().0 += 1;
@@ -151,7 +151,7 @@ impl Folder<'_> {
         let (drain, entries, checked) = tokio::join!(
             Drain::read(tx, keys, self.partition, from, (self.rows_max, bytes_max)),
             Entries::open(tx, feed, Isolation::Serializable),
-            history.check(tx, Asked::Rows),
+            history.check(tx, Claim::Rows),
         );
         self.context.note_history(checked)?;
         let (drain, mut entries) = (drain?, entries?);

@@ -189,7 +189,7 @@ impl Reading {
         let cursor = state.cursor();
         let is_expired = cursor.check(at(state.horizon)).is_err();
         if is_expired && self.mistake != Some(Mistake::HorizonIgnored) {
-            next.cursor = Cursor::NOTHING.to_bytes();
+            next.cursor = Cursor::BEGINNING.to_bytes();
             (next.delivered, next.known) = ([0; 3], 0);
             return Some(Ok(next)).filter(|_| end == End::Complete);
         }
@@ -208,7 +208,7 @@ impl Reading {
                 return None;
             }
             next.cursor = match self.mistake {
-                Some(Mistake::ScanForgotten) if begun.knew_nothing() => Cursor::NOTHING,
+                Some(Mistake::ScanForgotten) if begun.knew_nothing() => Cursor::BEGINNING,
                 _ => begun.at(stands),
             }
             .to_bytes();
@@ -236,7 +236,7 @@ impl Reading {
             version: 1,
             row: None,
             horizon: 0,
-            cursor: Cursor::NOTHING.to_bytes(),
+            cursor: Cursor::BEGINNING.to_bytes(),
             seen: Vec::new(),
             deletions: Vec::new(),
             newest: [0; 3],
@@ -291,7 +291,7 @@ impl Reading {
             let mut next = state.clone();
             next.stops -= 1;
             let rewound = match self.mistake {
-                Some(Mistake::ScanForgotten) if state.cursor().knew_nothing() => Cursor::NOTHING,
+                Some(Mistake::ScanForgotten) if state.cursor().knew_nothing() => Cursor::BEGINNING,
                 _ => state.cursor().rewound(),
             };
             next.cursor = rewound.to_bytes();

@@ -262,7 +262,7 @@ impl Task {
 /// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. It is tried once: without a watch, the poll finds
 /// the events.
 async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
-    let (key, tx) = (context.keys.doorbell(partition), context.db.begin());
+    let (key, tx) = (context.keys.doorbell(partition), context.store.begin());
     let set = async {
         let watch = tx.watch(&key).await?;
         tx.commit().await?;

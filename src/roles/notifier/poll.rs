@@ -25,10 +25,10 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
     loop {
         let poll = context.polls.due(pause).await;
         let held = partitions.numbers();
-        let mut polled = occupied(&context, &poll.transaction(&context.db), &held).await;
+        let mut polled = occupied(&context, &poll.transaction(&context.store), &held).await;
         if polled.is_err() {
             // What fails in the common transaction may well succeed in another one.
-            polled = occupied(&context, &context.db.begin(), &held).await;
+            polled = occupied(&context, &context.store.begin(), &held).await;
         }
         let mut has_found = false;
         match polled {

@@ -45,7 +45,7 @@ async fn ring(context: &Context, partitions: &[Partition]) {
     }
     let policy = RetryPolicy { attempts_max: Some(3), ..RetryPolicy::default() };
     let rung = context
-        .db
+        .store
         .run_with(&policy, async |tx| {
             for &partition in partitions {
                 tx.atomic(AtomicOp::Add, &context.keys.doorbell(partition), &1_u64.to_le_bytes());

@@ -56,9 +56,9 @@ impl ProducerOptions {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Db, DbInstance, store::Database};
+/// use notibus::{Bus, BusOptions, Db, DbInstance, store::Store};
 ///
-/// let store = Database::memory();
+/// let store = Store::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
 /// let producer = bus.producer();
 /// let db = Db::new("orders".parse()?, DbInstance::new());

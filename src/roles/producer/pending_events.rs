@@ -142,7 +142,7 @@ impl Additions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{base::encoding::Counters, store::Database};
+    use crate::{base::encoding::Counters, store::Store};
 
     #[test]
     fn each_key_gets_one_add_however_often_and_in_which_order_it_is_added_to() {
@@ -168,7 +168,7 @@ mod tests {
         let one = Tally::from(Counters { updated: 1, ..Counters::ZERO });
         let operand = Bytes::from([&[0; 10][..], &[0; 4]].concat());
         for stamps in [false, true] {
-            let tx = Database::memory().begin();
+            let tx = Store::memory().begin();
             for n in 0..60_000_u32 {
                 let key = [&[b'k'; 60][..], &n.to_be_bytes()].concat();
                 if stamps {

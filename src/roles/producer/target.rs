@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// A transaction in which events can be recorded: a [`Transaction`] of this crate, or one of a layer that does not use
-/// [`Database`](crate::store::Database).
+/// [`Store`](crate::store::Store).
 pub trait EventTarget {
     /// What recording returns: nothing where the commit rings by itself, a [`Receipt`] where the caller has to ring.
     type Receipt;
@@ -76,7 +76,7 @@ impl Receipt {
     }
 
     /// Wakes the notifier of this process, or has the doorbell of the partition rung for another process. Never waits.
-    pub fn ring(self) {
+    pub fn notify(self) {
         self.context.signals.ring(self.partition);
     }
 }

@@ -185,7 +185,7 @@ impl<R: FeedRow> Feed<R> {
             None => Ok(0),
             Some(_) => feed.row_count(&tx, shard).await,
         };
-        self.context.db.run(read).await
+        self.context.store.run(read).await
     }
 
     /// The number of rows of the feed, or of `shard`, behind `position`. The position is not checked.
@@ -210,7 +210,7 @@ impl<R: FeedRow> Feed<R> {
                 let behind = counting.go_on(&tx, feed).await?;
                 Ok((behind, newest, counting))
             };
-            let (behind, newest, counting) = self.context.db.run(step).await?;
+            let (behind, newest, counting) = self.context.store.run(step).await?;
             if let Some(behind) = behind {
                 return Ok(Counted { behind, newest });
             }

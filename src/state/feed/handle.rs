@@ -109,7 +109,7 @@ impl<R: FeedRow> Feed<R> {
     }
 
     /// The rows after `cursor`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and
-    /// all topologies. Begin at [`Cursor::NOTHING`] or at a sequence, and go on at [`FeedPage::next`]. Each page has
+    /// all topologies. Begin at [`Cursor::BEGINNING`] or at a sequence, and go on at [`FeedPage::next`]. Each page has
     /// a transaction of its own, so reading a backlog may take any time. A row that is superseded meanwhile comes
     /// later, at its new position.
     ///
@@ -120,7 +120,7 @@ impl<R: FeedRow> Feed<R> {
     /// incarnation; [`Error::NoFeed`] if there is no such feed.
     pub async fn page(&self, cursor: impl Into<Cursor>, limit: usize) -> Result<FeedPage<R>> {
         let cursor = cursor.into();
-        self.context.db.run(async |tx| self.page_in(&tx, cursor, limit).await).await
+        self.context.store.run(async |tx| self.page_in(&tx, cursor, limit).await).await
     }
 
     /// [`Feed::page`] within the caller's transaction.
@@ -150,7 +150,7 @@ impl<R: FeedRow> Feed<R> {
     /// [`FeedPage::to`]. Rows that are superseded between two pages move to positions that were read already. To get
     /// these, too, read forward from the [`Feed::now`] of before the first page.
     pub async fn page_before(&self, before: Sequence, limit: usize) -> Result<FeedPage<R>> {
-        self.context.db.run(async |tx| self.page_before_in(&tx, before, limit).await).await
+        self.context.store.run(async |tx| self.page_before_in(&tx, before, limit).await).await
     }
 
     /// [`Feed::page_before`] within the caller's transaction.
@@ -175,7 +175,7 @@ impl<R: FeedRow> Feed<R> {
         limit: usize,
     ) -> Result<ShardPage<R>> {
         let cursor = cursor.into();
-        self.context.db.run(async |tx| self.shard_page_in(&tx, shard, cursor, limit).await).await
+        self.context.store.run(async |tx| self.shard_page_in(&tx, shard, cursor, limit).await).await
     }
 
     /// [`Feed::shard_page`] within the caller's transaction.
@@ -195,7 +195,7 @@ impl<R: FeedRow> Feed<R> {
     /// The history of the feed's shards, oldest first. Closed entries without rows are dropped from time to time.
     pub async fn topology(&self) -> Result<Vec<TopologyEntry>> {
         self.context
-            .db
+            .store
             .run(async |tx| {
                 Ok(self.raw().topology(&tx).await?.entries().iter().map(TopologyEntry::from).collect())
             })
@@ -209,7 +209,7 @@ impl<R: FeedRow> Feed<R> {
     /// Fails as [`Feed::page`] does.
     pub async fn topology_at(&self, since: impl Into<Cursor>) -> Result<TopologyEntry> {
         let since = since.into();
-        self.context.db.run(async |tx| self.raw().topology_at(&tx, since).await).await
+        self.context.store.run(async |tx| self.raw().topology_at(&tx, since).await).await
     }
 
     /// The shards that can have rows. Ids are unique within the feed and never used again.
@@ -228,10 +228,10 @@ impl<R: FeedRow> Feed<R> {
     /// does not know the scheme, with [`Error::NoFeed`] if there is no such feed, and with [`Error::OlderThanRows`]. Nothing is changed
     /// then.
     pub async fn reshard(&self, shards: u32, scheme: Option<SchemeId>) -> Result<TopologyEntry> {
-        let db = &self.context.db;
-        let new = NewTopology::new(shards, scheme, db.env())?;
+        let store = &self.context.store;
+        let new = NewTopology::new(shards, scheme, store.env())?;
         let reshard = async |tx: Transaction| self.raw().reshard(&tx, &new).await;
-        let (entry, committed) = db.run_committed(&RetryPolicy::default(), reshard).await?;
+        let (entry, committed) = store.run_committed(&RetryPolicy::default(), reshard).await?;
         let first = committed.map_or(entry.first, |committed| {
             Sequence::new(self.context.config.incarnation, committed.versionstamp, 0)
         });
@@ -245,18 +245,18 @@ impl<R: FeedRow> Feed<R> {
 
     /// The sequence of the newest row; `None` if there is none.
     pub async fn last_sequence(&self) -> Result<Option<Sequence>> {
-        self.context.db.run(async |tx| self.raw().last_row(&tx).await).await
+        self.context.store.run(async |tx| self.raw().last_row(&tx).await).await
     }
 
     /// The position behind everything that is in the feed now. A reader that starts here gets only new rows.
     pub async fn now(&self) -> Result<Sequence> {
-        self.context.db.run(async |tx| self.raw().last_readable(&tx).await).await
+        self.context.store.run(async |tx| self.raw().last_readable(&tx).await).await
     }
 
     /// The oldest position from which a reader misses nothing.
     pub async fn horizon(&self) -> Result<Sequence> {
         let isolation = crate::store::Isolation::Snapshot;
-        self.context.db.run(async |tx| self.raw().horizon(&tx, isolation).await).await
+        self.context.store.run(async |tx| self.raw().horizon(&tx, isolation).await).await
     }
 
     /// Decodes `row`; `None` if it cannot be decoded, which is reported as a skipped row.
@@ -285,7 +285,7 @@ impl<R: FeedRow> Feed<R> {
                 .map(Resharded::from)
                 .ok_or(Error::NoShard { shard: shard.0, is_trimmed: true })
         };
-        self.context.db.run(read).await
+        self.context.store.run(read).await
     }
 }
 

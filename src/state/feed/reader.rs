@@ -14,7 +14,7 @@ use crate::{
         error::{Error, Result},
     },
     state::{
-        history::{Asked, History},
+        history::{Claim, History},
         keys::{Lanes, RowSpace, ShardId, TopologyRow},
         skipped::SkippedAt,
     },
@@ -99,7 +99,7 @@ impl<'a> RawFeed<'a> {
     /// can see. All readers ask this, by whatever way their cursor has come.
     pub async fn check_cursor(self, tx: &Transaction, cursor: Cursor) -> Result<Sequence> {
         let (history, after) = (History::of(self.context), cursor.position());
-        let checked = history.check(tx, Asked::Reader(cursor, None)).await;
+        let checked = history.check(tx, Claim::Reader(cursor, None)).await;
         if self.id.instance().is_none() || !matches!(checked, Err(Error::Expired { .. })) {
             return checked;
         }
@@ -108,7 +108,7 @@ impl<'a> RawFeed<'a> {
         let entries = topology.after(after).iter();
         let bounds = (after.before(), to);
         let (rows, _) = self.rows_of(tx, entries, Lanes::ALL, bounds, 1, Direction::Ascending).await?;
-        history.check(tx, Asked::Reader(cursor, rows.first().map(|row| row.sequence))).await
+        history.check(tx, Claim::Reader(cursor, rows.first().map(|row| row.sequence))).await
     }
 
     /// The shards that were live at `since`. The cursor is checked as that of a reader.
@@ -152,7 +152,7 @@ impl<'a> RawFeed<'a> {
 
     /// The rows of all shards before `before`, at most `limit`, newest first.
     pub async fn page_before(self, tx: &Transaction, before: Sequence, limit: usize) -> Result<StoredPage> {
-        let (last, topology, _) = self.begin(tx, Cursor::NOTHING).await?;
+        let (last, topology, _) = self.begin(tx, Cursor::BEGINNING).await?;
         let bounds = (Sequence::MIN, last.min(before.before()));
         let entries = topology.entries().iter().rev().filter(|entry| entry.first <= bounds.1);
         let (rows, more) =
@@ -209,7 +209,7 @@ impl<'a> RawFeed<'a> {
         limit: usize,
     ) -> Result<StoredShardPage> {
         // The store keeps the position beside the rows, so that both are of one history.
-        let last = History::of(self.context).check(tx, Asked::Kept(after));
+        let last = History::of(self.context).check(tx, Claim::Kept(after));
         let begun = tokio::try_join!(last, Topology::of_shard(tx, self, shard))?;
         self.rows_of_shard(tx, shard, after.into(), limit, begun).await
     }

@@ -11,7 +11,7 @@ use crate::{
     },
     state::{
         context::Context,
-        history::{Asked, History},
+        history::{Claim, History},
         keys::{Lanes, Layout, SHARDS_MAX, ShardId, TopologyRow},
         routing::SchemeId,
     },
@@ -100,7 +100,7 @@ impl RawFeed<'_> {
         let legacy = TopologyRow { first: Sequence::MIN, closed: false, token: new.token, layout };
         let second = new.row(Sequence::MIN, legacy.next_shard(), scheme);
         if self.is_new(tx, &legacy, Some(&second)).await? {
-            History::of(self.context).check(tx, Asked::Rows).await?;
+            History::of(self.context).check(tx, Claim::Rows).await?;
             tx.set(&self.context.keys.row_count(self.id, ShardId(0)), &rows.to_le_bytes());
             self.succeed(tx, &legacy, new, scheme);
         }
@@ -117,7 +117,7 @@ impl RawFeed<'_> {
             return Ok(written.clone());
         }
         // The new entry must not stand before rows, or other entries.
-        History::of(self.context).check(tx, Asked::Rows).await?;
+        History::of(self.context).check(tx, Claim::Rows).await?;
         let current = topology.current();
         let scheme = new.scheme.unwrap_or(match current.layout {
             Layout::Legacy(_) => SchemeId::ID,

@@ -23,12 +23,12 @@ pub enum ShardEvent<R> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Cursor, feed::ShardEvent, store::Database};
+/// use notibus::{Bus, BusOptions, Cursor, feed::ShardEvent, store::Store};
 ///
-/// let bus = Bus::open(&Database::memory(), BusOptions::default().shards(2)).await?;
+/// let bus = Bus::open(&Store::memory(), BusOptions::default().shards(2)).await?;
 /// let feed = bus.feed();
-/// let live = feed.topology_at(Cursor::NOTHING).await?;
-/// let mut reader = feed.shard_reader(live.shards[0], Cursor::NOTHING);
+/// let live = feed.topology_at(Cursor::BEGINNING).await?;
+/// let mut reader = feed.shard_reader(live.shards[0], Cursor::BEGINNING);
 /// assert!(reader.try_next().await?.is_none(), "nothing yet");
 ///
 /// feed.reshard(8, None).await?;

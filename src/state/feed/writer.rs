@@ -199,13 +199,13 @@ impl Extension for PendingRows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Database;
+    use crate::store::Store;
 
     /// Regression: the numbers of rows that are held back for the commit counted for nothing before it. A layer that commits in
     /// time, by the size, failed with 2101.
     #[tokio::test]
     async fn numbers_of_rows_count_for_the_size_of_their_transaction() {
-        let tx = Database::memory().begin();
+        let tx = Store::memory().begin();
         for n in 0..60_000_u32 {
             let key = [&[b'k'; 60][..], &n.to_be_bytes()].concat();
             PendingRows::count(&tx, &n.to_be_bytes(), key, 1);

@@ -414,7 +414,7 @@ mod tests {
             identity: [1; 16],
             generation: 3,
             feed: FeedId::notifications(),
-            start: Cursor::NOTHING,
+            start: Cursor::BEGINNING,
             filter: 4,
             filter_text: "All".to_owned(),
             is_paused: true,
@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(row().to_bytes(), [head, rest.concat()].concat());
 
         let deferred = DeferredRow {
-            done: Cursor::NOTHING,
+            done: Cursor::BEGINNING,
             instance: Some(DbInstance([7; 16])),
             ended: Some(DbInstance([8; 16])),
             due: Due::At(Incarnation(1), 258),
@@ -510,7 +510,7 @@ mod tests {
         ) {
             let at = |version: u32| Sequence::new(Incarnation(0), Versionstamp::new(version.into(), 0), 0);
             let row = DeferredRow {
-                done: known.map_or(Cursor::NOTHING, |known| at(known).into()),
+                done: known.map_or(Cursor::BEGINNING, |known| at(known).into()),
                 instance: instance.map(DbInstance),
                 ended: ended.map(DbInstance),
                 due: due.map_or(Due::Never, |(incarnation, version)| Due::At(Incarnation(incarnation), version)),

@@ -85,7 +85,7 @@ enum Written {
 impl Heartbeat {
     /// The heartbeat of a node that has not joined yet.
     pub fn new(shared: &Arc<Shared>) -> Self {
-        let (env, expiry_ms) = (shared.db.env(), shared.options.expiry_ms());
+        let (env, expiry_ms) = (shared.store.env(), shared.options.expiry_ms());
         Self {
             shared: Arc::clone(shared),
             row: NodeRow { beat: 0, token: draw(env), started_ms: 0, expiry_ms },
@@ -98,7 +98,7 @@ impl Heartbeat {
 
     /// Beats until it gets the command to leave.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let (env, interval) = (self.shared.db.env().clone(), self.shared.options.heartbeat);
+        let (env, interval) = (self.shared.store.env().clone(), self.shared.options.heartbeat);
         // This is a fixed moment, so that commands which write nothing do not move it.
         let mut next = env.now().saturating_add(interval);
         loop {
@@ -147,7 +147,7 @@ impl Heartbeat {
             let pulse = AssertUnwindSafe(self.pulse()).catch_unwind().await;
             pulse.unwrap_or_else(|panic| {
                 let panic = panic_text(&*panic).to_owned();
-                self.shared.stats.panicked(self.shared.db.env(), HEARTBEAT, &panic);
+                self.shared.stats.panicked(self.shared.store.env(), HEARTBEAT, &panic);
                 let source = Arc::new(Ended::Panicked(panic));
                 Err(Error::Task { shard: None, attempts: 1, source })
             })?;
@@ -174,7 +174,7 @@ impl Heartbeat {
     async fn beat_or_join(&mut self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         if shared.is_member() {
-            let env = shared.db.env();
+            let env = shared.store.env();
             let left = self.beaten.saturating_add(shared.options.expiry).saturating_sub(env.now());
             let beaten = tokio::select! {
                 biased;
@@ -251,7 +251,7 @@ impl Heartbeat {
     /// process may live under the id. What a dead one has left there is removed first.
     pub async fn write(&mut self) -> Result<Claim> {
         let shared = Arc::clone(&self.shared);
-        let env = shared.db.env();
+        let env = shared.store.env();
         let (before, began, is_member) = (self.row.token, env.now(), shared.is_member());
         if !is_member {
             self.change_roles(Roles::forget_published);
@@ -287,7 +287,7 @@ impl Heartbeat {
             Ok(Written::Row)
         };
         let committed = loop {
-            match shared.db.run_committed(&policy, &write).await? {
+            match shared.store.run_committed(&policy, &write).await? {
                 (Written::Page, _) => {}
                 (Written::Row, committed) => break committed,
                 (Written::Nothing(found), _) => {
@@ -337,7 +337,7 @@ impl Heartbeat {
 
     /// Removes the row and the roles, if they are those of this process.
     async fn leave(&mut self) -> Result<()> {
-        let Shared { id, db, keys, stats, registration, .. } = &*self.shared;
+        let Shared { id, store, keys, stats, registration, .. } = &*self.shared;
         registration.send_replace(None);
         if stats.health.ended().is_some() {
             return Ok(());
@@ -348,7 +348,7 @@ impl Heartbeat {
             }
             _ => Ok(true),
         };
-        while !db.run(leave_page).await? {}
+        while !store.run(leave_page).await? {}
         Ok(())
     }
 }

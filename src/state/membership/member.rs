@@ -25,7 +25,7 @@ use crate::{
         polls::Polls,
         stats::Stats,
     },
-    store::Database,
+    store::Store,
 };
 
 /// The most commands that wait for the heartbeat; a sender of one more waits.
@@ -46,7 +46,7 @@ impl Member {
     /// Joins the nodes of the bus, whose configuration must stay `config`. Fails with [`Error::Invalid`] if another
     /// process lives under the same id. If a process has died under it, waits until that is certain.
     pub async fn join(
-        db: &Database,
+        store: &Store,
         keys: &Keys,
         config: Option<Config>,
         (stats, polls, seen): (&Arc<Stats>, &Arc<Polls>, &Arc<NodesSeen>),
@@ -55,8 +55,8 @@ impl Member {
         options.check()?;
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
         let shared = Arc::new(Shared {
-            id: options.id.unwrap_or_else(|| NodeId::random(db.env())),
-            db: db.clone(),
+            id: options.id.unwrap_or_else(|| NodeId::random(store.env())),
+            store: store.clone(),
             keys: keys.clone(),
             config,
             options,
@@ -80,7 +80,7 @@ impl Member {
                 ));
             }
             known = true;
-            db.env().sleep(shared.options.pace()).await;
+            store.env().sleep(shared.options.pace()).await;
         }
         let mut tasks = JoinSet::new();
         tasks.spawn(heartbeat.run(received));
@@ -112,7 +112,7 @@ impl Member {
         let left = roles.wait_for(|roles| roles.workers().next().is_none()).await;
         drop(left.expect("the sender is in what is shared"));
         let left = in_time(
-            self.shared.db.env(),
+            self.shared.store.env(),
             "leaving the nodes of the bus",
             self.shared.command(Command::Leave),
         )

@@ -57,7 +57,7 @@ pub(crate) use neighbours::forget_nodes;
 #[cfg(feature = "test-util")]
 pub(crate) use plan::assign;
 pub(crate) use roles::{changed, members};
-pub(crate) use shared::RoleGuard;
+pub use shared::RoleGuard;
 #[cfg(feature = "http")]
 pub(crate) use status::Handovers;
 pub use status::NodeStatus;

@@ -76,7 +76,7 @@ impl NeighbourWatch {
     }
 
     fn env(&self) -> &Env {
-        self.shared.db.env()
+        self.shared.store.env()
     }
 
     /// Watches until the node ends, or the bus is gone, and publishes the versions to its workers.
@@ -122,11 +122,12 @@ impl NeighbourWatch {
         }
         let before = Arc::clone(&*shared.versions.borrow());
         let read = async |poll: Poll| {
-            let (tx, polled) = (poll.transaction(&shared.db), poll.polled(&shared.db, &shared.keys).await?);
+            let (tx, polled) =
+                (poll.transaction(&shared.store), poll.polled(&shared.store, &shared.keys).await?);
             let versions = Versions::read(&tx, &shared.keys, &slots, &before, polled.common.clone());
             tokio::try_join!(self.neighbours(&tx, &polled), versions)
         };
-        let (nodes, versions) = polls::read(poll, &shared.db, read).await?;
+        let (nodes, versions) = polls::read(poll, &shared.store, read).await?;
         // The versions are published first, because removals may fail again and again.
         shared.versions.send_replace(if versions == *before { before } else { Arc::new(versions) });
         let now = self.env().now();
@@ -210,7 +211,7 @@ impl NeighbourWatch {
     /// Removes a page of the roles of `node`, and its row with the last one, if `seen` is still its row. Its resources are free from then
     /// on. Begins no attempt after `limit`.
     async fn remove(&self, node: NodeId, seen: &NodeRow, limit: Duration) -> Result<()> {
-        let Shared { db, keys, .. } = &*self.shared;
+        let Shared { store, keys, .. } = &*self.shared;
         let (key, policy) =
             (keys.node(node), RetryPolicy { elapsed_max: Some(limit), ..RetryPolicy::default() });
         let remove_page = async |tx: Transaction| {
@@ -218,7 +219,7 @@ impl NeighbourWatch {
             let is_seen = row.is_some_and(|row| row[..] == seen.to_bytes()[..]);
             Ok(is_seen && remove_page(&tx, keys, node, seen).await?)
         };
-        if db.run_with(&policy, remove_page).await? {
+        if store.run_with(&policy, remove_page).await? {
             tracing::warn!(%node, "removed a dead node");
         }
         Ok(())

@@ -22,7 +22,7 @@ use crate::{
         polls::Polls,
         stats::Stats,
     },
-    store::{Database, Isolation, Transaction},
+    store::{Isolation, Store, Transaction},
 };
 
 /// The membership of the node: the token under which it is a member, or `None` while it has fallen out.
@@ -139,7 +139,7 @@ impl Roles {
 /// What the handles on a node share with its tasks.
 pub(super) struct Shared {
     pub id: NodeId,
-    pub db: Database,
+    pub store: Store,
     pub keys: Keys,
     /// The configuration that the bus was opened with; `None` if it is not compared.
     pub config: Option<Config>,
@@ -156,8 +156,9 @@ pub(super) struct Shared {
     pub versions: watch::Sender<Arc<Versions>>,
 }
 
-/// A role of a node, until it is dropped. Others are informed at once.
-pub(crate) struct RoleGuard {
+/// A role that a node lists, until this or the node is dropped. Others are informed at once.
+#[must_use = "dropping it takes the role off the list"]
+pub struct RoleGuard {
     shared: Arc<Shared>,
     role: Role,
 }

@@ -14,7 +14,7 @@ use crate::{
         keys::{Config, Keys, Lease, NodeId, NodeRow, Role, role_of_pool},
         last_seen::LastSeen,
     },
-    store::{Database, Isolation, Transaction},
+    store::{Isolation, Store, Transaction},
 };
 #[cfg(feature = "http")]
 use parking_lot::Mutex;
@@ -234,12 +234,12 @@ pub(crate) struct Silence(NodeRows);
 impl Silence {
     /// Watches all nodes of the bus for the longest of their expiries. Fails with [`Error::BusInUse`] if one has beaten or joined meanwhile,
     /// or has an expiry that is too long to wait for.
-    pub async fn of_bus(db: &Database, keys: &Keys) -> Result<Self> {
-        let read = || db.run(async |tx| all_nodes(&tx, keys, Isolation::Snapshot).await);
+    pub async fn of_bus(store: &Store, keys: &Keys) -> Result<Self> {
+        let read = || store.run(async |tx| all_nodes(&tx, keys, Isolation::Snapshot).await);
         let first = read().await?;
         let longest = first.values().map(NodeRow::expiry).max().unwrap_or_default();
         if longest <= WATCH_MAX {
-            db.env().sleep(longest).await;
+            store.env().sleep(longest).await;
         }
         let seen = read().await?;
         let is_alive =

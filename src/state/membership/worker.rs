@@ -174,7 +174,7 @@ struct WorkerTask {
 
 impl WorkerTask {
     fn env(&self) -> &Env {
-        self.member.db.env()
+        self.member.store.env()
     }
 
     /// Supervises the pool until it is asked to stop or the pool is no longer the work's, also after panics.
@@ -251,7 +251,7 @@ impl WorkerTask {
         self.due = now.saturating_add(self.options.interval);
         self.settled = None;
         let Some(joined) = self.joined else { return Ok(None) };
-        self.member.db.run(async |tx| self.plan_in(&tx, joined).await).await
+        self.member.store.run(async |tx| self.plan_in(&tx, joined).await).await
     }
 
     /// Reads members, leases and resources by snapshot, decides, and writes. So rounds of several nodes conflict only where they meet: each
@@ -326,7 +326,7 @@ impl WorkerTask {
             }
         }
         // After an unknown result the next attempt acquires again: the lease may be its own, and has no work.
-        let owner = Owner { node: view.me, token: draw(self.member.db.env()) };
+        let owner = Owner { node: view.me, token: draw(self.member.store.env()) };
         let acquire = plan.acquire.iter().chain(&plan.renew).map(|&resource| {
             let epoch = lease_of(resource).epoch + 1;
             tx.set(&claim(resource), &Lease { epoch, owner: Some(owner) }.to_bytes());
@@ -407,7 +407,7 @@ impl WorkerTask {
         }
         let job = known.remove();
         let was_asked = *job.stop.borrow();
-        let (env, stats) = (self.member.db.env(), &self.member.stats);
+        let (env, stats) = (self.member.store.env(), &self.member.stats);
         match &result {
             Ok(Ok(())) => {}
             Ok(Err(Error::LeaseLost { .. })) => self.note_loss(resource),
@@ -446,7 +446,7 @@ impl WorkerTask {
 
     /// Counts a failure of the work on `resource`, which began at `began`. Returns the pause.
     fn failed(&mut self, resource: u64, began: Duration) -> Duration {
-        let (env, failures) = (self.member.db.env(), self.failures.entry(resource).or_default());
+        let (env, failures) = (self.member.store.env(), self.failures.entry(resource).or_default());
         let now = env.now();
         let pause = failures.0.again(&Backoff::ROLE, now.saturating_sub(began), env);
         failures.1 = now.saturating_add(pause);
@@ -530,14 +530,14 @@ impl WorkerTask {
             let is_gone = matches!(published, Err(Error::BusGone { .. }));
             released.and(if member.is_member() || is_gone { published } else { Ok(()) })
         };
-        let ended = in_time(member.db.env(), "releasing leases", end).await;
+        let ended = in_time(member.store.env(), "releasing leases", end).await;
         self.role = None;
         ended
     }
 
     /// Releases all leases that the node owns without working on them, also those that it does not know of. Their epochs stay.
     async fn release_idle(&self) -> Result<()> {
-        let Shared { id, keys, db, .. } = &*self.member;
+        let Shared { id, keys, store, .. } = &*self.member;
         let token = *self.registration.borrow();
         let release = async |tx: Transaction| {
             let row = self.member.row(&tx, Isolation::Snapshot).await?;
@@ -560,7 +560,7 @@ impl WorkerTask {
             }
             Ok(())
         };
-        db.run(release).await
+        store.run(release).await
     }
 
     /// Makes the next round due within `pause`.

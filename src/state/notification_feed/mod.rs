@@ -73,7 +73,7 @@ impl NotificationFeed {
 
     /// The newest row of the database `name`, if it has one.
     pub async fn newest(&self, name: &DbName) -> Result<Option<Notification>> {
-        self.context.db.run(async |tx| self.newest_in(&tx, name).await).await
+        self.context.store.run(async |tx| self.newest_in(&tx, name).await).await
     }
 
     /// [`NotificationFeed::newest`] within the caller's transaction.
@@ -88,7 +88,7 @@ impl NotificationFeed {
         let mut after = after.map(|name| name.as_str().as_bytes().to_vec());
         loop {
             let (living, last) =
-                self.context.db.run(async |tx| self.names_in(&tx, after.as_deref()).await).await?;
+                self.context.store.run(async |tx| self.names_in(&tx, after.as_deref()).await).await?;
             if !living.is_empty() || last.is_none() {
                 return Ok(living);
             }
@@ -141,7 +141,7 @@ impl NotificationFeed {
                 let decoded = rows.iter().filter_map(|row| self.decode(row)).map(Arc::new);
                 Ok((decoded.collect::<Vec<_>>(), last))
             };
-            self.context.db.run(read).await
+            self.context.store.run(read).await
         };
         let parts = try_join_all(names.chunks(LOOK_UPS_MAX).map(read)).await?;
         let to = parts.iter().map(|(_, last)| *last).min().unwrap_or_else(|| cursor.position());
@@ -154,7 +154,7 @@ impl NotificationFeed {
     /// them. None for a deleted database. Leaves out rows that cannot be decoded.
     pub async fn ddocs(&self, db: &Db, since: impl Into<Cursor>) -> Result<ChangedDdocs> {
         let since = since.into();
-        let Context { db: store, keys, .. } = &*self.context;
+        let Context { store, keys, .. } = &*self.context;
         store
             .run(async |tx| {
                 let mut pages = tx.pages(RangeRead::new(keys.ddocs(db)), Isolation::Snapshot);
@@ -193,7 +193,8 @@ impl NotificationFeed {
             let all: Vec<_> = waiting.into_iter().collect();
             waiting = BTreeMap::new();
             for some in all.chunks(READS_MAX) {
-                waiting.extend(self.context.db.run(async |tx| self.still_unfolded(&tx, some).await).await?);
+                waiting
+                    .extend(self.context.store.run(async |tx| self.still_unfolded(&tx, some).await).await?);
             }
         }
         // The last row may have been a tombstone that is dropped by now: then the horizon is behind it.
@@ -229,7 +230,7 @@ impl NotificationFeed {
                 Ok((found, folded, rest))
             };
             let (found, folded);
-            (found, folded, rest) = self.context.db.run(page).await?;
+            (found, folded, rest) = self.context.store.run(page).await?;
             for ((db, counters), folded) in found.into_iter().zip(folded) {
                 let Some(folded) = folded else { continue };
                 // The slots of a database can be on two pages: events folded before the first page are counted once.

@@ -151,7 +151,7 @@ impl NotificationTail {
             let lanes = complete.as_ref().map_or(Lanes::ALL, |before| pulse.moved_since(before));
             Ok((feed.page_of_lanes_in(&tx, begun, lanes, limit).await?, pulse))
         };
-        let (page, pulse) = context.db.run(read).await?;
+        let (page, pulse) = context.store.run(read).await?;
         if !page.more {
             // All shards are read, as the others have not moved.
             self.complete = Some(pulse);

@@ -70,7 +70,7 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
     let builder = catch_unwind(AssertUnwindSafe(|| builder.build())).map_err(|_| {
         Error::invalid(
             "network",
-            "something else in this process has booted it: hand its connection to Database::from_foundationdb",
+            "something else in this process has booted it: hand its connection to Store::from_foundationdb",
         )
     })?;
     let failed = |error| Error::invalid("network", format!("it cannot be booted: {error}"));

@@ -8,7 +8,7 @@ pub use crate::store::embedded::{Access, File, Files, FolderTuning, Lock};
 use crate::{
     base::{env::Env, error::Result},
     store::{
-        Database, FolderReport,
+        FolderReport, Store,
         embedded::{Embedded, Engine, inspect},
     },
 };
@@ -16,7 +16,7 @@ use crate::{
 /// A store on a test's disk, as long as it is open.
 pub struct DiskStore {
     /// The store.
-    pub database: Database,
+    pub database: Store,
     engine: Arc<Engine>,
 }
 
@@ -44,14 +44,14 @@ const PATH: &str = "simulated";
 
 /// Opens the store in the folder that `files` are, for a process with this `env`.
 ///
-/// Fails as [`Database::open_dir`] does.
+/// Fails as [`Store::open_dir`] does.
 pub fn open_on(files: Arc<dyn Files>, env: Env, tuning: FolderTuning) -> Result<DiskStore> {
     let engine = Arc::new(Engine::open_on(files, Path::new(PATH), env.clone(), tuning)?);
     let backend = Arc::new(Embedded::new(Arc::clone(&engine)));
-    Ok(DiskStore { database: Database::new(backend, env), engine })
+    Ok(DiskStore { database: Store::new(backend, env), engine })
 }
 
-/// Looks for damage in the folder that `files` are, as [`Database::check_dir`] does.
+/// Looks for damage in the folder that `files` are, as [`Store::check_dir`] does.
 pub fn check_on(files: &dyn Files) -> Result<FolderReport> {
     Ok(inspect(files, Path::new(PATH))?.report)
 }

@@ -24,7 +24,7 @@ use crate::{
         env::Env,
         error::{Result, StoreError},
     },
-    store::{Database, Watch},
+    store::{Store, Watch},
 };
 
 /// A fault of a commit.
@@ -99,7 +99,7 @@ type Plan<O, F> = Box<dyn FnMut(&O) -> Option<F> + Send>;
 /// in the middle of an operation: they must not block, nor make other plans.
 #[derive(Clone)]
 pub struct Faults {
-    database: Database,
+    database: Store,
     plans: Arc<Plans>,
 }
 
@@ -130,13 +130,13 @@ struct Planned {
 
 impl Faults {
     /// A store around that of `db`.
-    pub fn new(db: &Database) -> Self {
+    pub fn new(store: &Store) -> Self {
         let plans = Arc::default();
-        Self { database: wrap(db, &plans), plans }
+        Self { database: wrap(store, &plans), plans }
     }
 
     /// The store that fails as planned.
-    pub fn database(&self) -> Database {
+    pub fn store(&self) -> Store {
         self.database.clone()
     }
 
@@ -302,15 +302,15 @@ impl Interceptor for Plans {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::store::{Database, Isolation, testing::{CommitFault, Faults, Gate}};
+/// use notibus::store::{Store, Isolation, testing::{CommitFault, Faults, Gate}};
 ///
-/// let store = Database::memory();
+/// let store = Store::memory();
 /// let faults = Faults::new(&store);
 /// let gate = Gate::default();
 /// faults.script_commits([CommitFault::Hold(gate.clone())]);
 ///
 /// let slow = tokio::spawn(async move {
-///     let tx = faults.database().begin();
+///     let tx = faults.store().begin();
 ///     tx.get(b"k", Isolation::Serializable).await?;
 ///     tx.set(b"k", b"slow");
 ///     tx.commit().await

@@ -1,22 +1,22 @@
 //! For the tests of layers: [`Faults`] makes a store fail as a plan says, and [`Trace`] records the operations on it. For the tests of
 //! the store itself, [`open_on`] opens it on a disk of their own.
 //!
-//! The first two are wrappers. Each gives a [`Database`](super::Database) that is used like any other and keeps its
+//! The first two are wrappers. Each gives a [`Store`](super::Store) that is used like any other and keeps its
 //! rows in the wrapped one. So a test can drive a layer through the wrapper and read the result beside it. Wrappers
 //! can be nested.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-//! use notibus::{store::{StoreError, AtomicOp, Database, testing::{CommitFault, Faults, Trace}}};
+//! use notibus::{store::{StoreError, AtomicOp, Store, testing::{CommitFault, Faults, Trace}}};
 //!
-//! let store = Database::memory();
+//! let store = Store::memory();
 //! let trace = Trace::new(&store);
-//! let faults = Faults::new(&trace.database());
+//! let faults = Faults::new(&trace.store());
 //! // The first commit happens, but its result is unknown to the client.
 //! faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
 //!
 //! let add_one = 1_u64.to_le_bytes();
-//! let db = faults.database();
+//! let db = faults.store();
 //! db.run(async |tx| Ok(tx.atomic(AtomicOp::Add, b"visits", &add_one))).await?;
 //!
 //! // The body ran twice, and was committed twice.

@@ -8,12 +8,12 @@ use super::{
     operation::{Attempt, Operation},
     wrapper::{Interceptor, wrap},
 };
-use crate::store::Database;
+use crate::store::Store;
 
 /// A store around another one that records its operations. Clones share the record.
 #[derive(Clone)]
 pub struct Trace {
-    database: Database,
+    database: Store,
     record: Arc<Record>,
 }
 
@@ -23,13 +23,13 @@ struct Record(Mutex<BTreeMap<u64, Attempt>>);
 
 impl Trace {
     /// A store around that of `db`.
-    pub fn new(db: &Database) -> Self {
+    pub fn new(store: &Store) -> Self {
         let record = Arc::default();
-        Self { database: wrap(db, &record), record }
+        Self { database: wrap(store, &record), record }
     }
 
     /// The store that records.
-    pub fn database(&self) -> Database {
+    pub fn store(&self) -> Store {
         self.database.clone()
     }
 

@@ -20,7 +20,7 @@ use crate::{
         error::{Error, Result, StoreError},
     },
     store::{
-        Database, Isolation, KeyRange, Mutation, Page, RangeRead, TransactionOption, Watch,
+        Isolation, KeyRange, Mutation, Page, RangeRead, Store, TransactionOption, Watch,
         backend::{Answer, Backend, TransactionBackend},
     },
 };
@@ -132,13 +132,13 @@ struct Wrapper<I> {
 }
 
 /// The store of `db` behind `interceptor`.
-pub(super) fn wrap<I: Interceptor>(db: &Database, interceptor: &Arc<I>) -> Database {
-    intercepted(db, db.env().clone(), interceptor)
+pub(super) fn wrap<I: Interceptor>(store: &Store, interceptor: &Arc<I>) -> Store {
+    intercepted(store, store.env().clone(), interceptor)
 }
 
 /// The store of `db` behind `interceptor`, for a process with this `env`.
-pub fn intercepted<I: Interceptor>(db: &Database, env: Env, interceptor: &Arc<I>) -> Database {
-    db.wrapped(env, |inner| Wrapper::new(inner, Arc::clone(interceptor)))
+pub fn intercepted<I: Interceptor>(store: &Store, env: Env, interceptor: &Arc<I>) -> Store {
+    store.wrapped(env, |inner| Wrapper::new(inner, Arc::clone(interceptor)))
 }
 
 impl<I> Wrapper<I> {

@@ -53,7 +53,7 @@ pub(super) async fn documents(actor: &ActorContext) {
 
 /// The rows of `feed`, each of its pages by a transaction of its own.
 async fn all_rows<R: FeedRow>(feed: &Feed<R>) -> Result<Vec<Arc<R>>> {
-    let (mut cursor, mut rows) = (Cursor::NOTHING, Vec::new());
+    let (mut cursor, mut rows) = (Cursor::BEGINNING, Vec::new());
     loop {
         let page = feed.page(cursor, PAGE_ROWS).await?;
         rows.extend(page.rows);

@@ -42,7 +42,7 @@ pub(super) fn start(
     let panics = actor.random(2) == 0;
     let manner = Manner { form: form.into(), skips: terms.skips, panics };
     let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(()) };
-    let start = terms.start.unwrap_or(source.position().unwrap_or(Cursor::NOTHING));
+    let start = terms.start.unwrap_or(source.position().unwrap_or(Cursor::BEGINNING));
     let id = actor.shared.oracle().subscribed(actor.issuer, interest.clone(), manner, start.into());
     actor.note(|| format!("has {form} as subscriber {id}: {interest:?}, {terms:?}"));
     let (slowness_ms, passed) = (choice::slowness_ms(actor), Passed::default());
@@ -108,14 +108,14 @@ impl HandleOwner {
         let (Self { source, handle, .. }, Taker { actor, id, passed, .. }) = (self, &self.taker);
         let recorded = actor.shared.oracle().recorded_so_far();
         let wait = async {
-            let version = actor.db.begin().read_version().await.ok()?;
+            let version = actor.store.begin().read_version().await.ok()?;
             let at = source.reached(actor, version).await?;
-            handle.reached(at).await.then_some(at)
+            handle.wait_until(at).await.then_some(at)
         };
         let at = tokio::select! {
             biased;
             Some(at) = wait => at,
-            () = actor.db.env().sleep(BARRIER_MAX) => return,
+            () = actor.store.env().sleep(BARRIER_MAX) => return,
         };
         actor.note(|| format!("subscriber {id} has passed a barrier at {at}"));
         actor.shared.witness(Witness::BarrierPassed);
@@ -184,7 +184,7 @@ impl Taker {
         oracle.received(&actor.shared, *id, given);
         if matches!(given, Given::Expired { .. })
             && let Some((handle, at)) = &*self.passed.lock()
-            && handle.reached(*at).now_or_never() == Some(true)
+            && handle.wait_until(*at).now_or_never() == Some(true)
         {
             oracle.passed_after_expiry(&actor.shared, *id, *at);
         }

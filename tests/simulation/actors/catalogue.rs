@@ -29,7 +29,7 @@ pub(super) struct Catalogue {
 
 impl Catalogue {
     pub fn new(actor: &ActorContext) -> Self {
-        Self { actor: actor.clone(), rows: Rows::default(), cursor: Cursor::NOTHING }
+        Self { actor: actor.clone(), rows: Rows::default(), cursor: Cursor::BEGINNING }
     }
 
     /// Runs one job after the other until the end. The pauses between them are longer than the retention of tombstones in some worlds.
@@ -74,12 +74,12 @@ impl Catalogue {
             Err(Error::Expired { .. }) => {
                 actor.shared.witness(Witness::CatalogueExpired);
                 rows.lock().clear();
-                *cursor = Cursor::NOTHING;
+                *cursor = Cursor::BEGINNING;
                 Ok(false)
             }
             Err(error) => {
                 // A job from nothing does not tell the next one what was deleted since.
-                if *cursor == Cursor::NOTHING {
+                if *cursor == Cursor::BEGINNING {
                     rows.lock().clear();
                 }
                 Err(error)

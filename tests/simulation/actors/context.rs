@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use notibus::{Bus, event::DbInstance, store::Database};
+use notibus::{Bus, event::DbInstance, store::Store};
 
 use crate::{
     kernel::Issuer,
@@ -18,7 +18,7 @@ pub(super) struct ActorContext {
     pub shared: Arc<Shared>,
     pub issuer: Issuer,
     /// Its handle on the store.
-    pub db: Database,
+    pub store: Store,
     pub bus: Bus,
 }
 
@@ -35,19 +35,19 @@ impl ActorContext {
     /// Waits until all processes should shut down.
     pub async fn until_the_end(&self) {
         while self.phase() != Phase::End {
-            self.db.env().sleep(POLL_INTERVAL).await;
+            self.store.env().sleep(POLL_INTERVAL).await;
         }
     }
 
     /// Sleeps at most `most_ms` milliseconds.
     pub async fn pause(&self, most_ms: u64) {
         let pause = Duration::from_millis(1 + self.random(most_ms));
-        self.db.env().sleep(pause).await;
+        self.store.env().sleep(pause).await;
     }
 
     /// 64 random bits. A further choice that takes unused ones of them leaves all later draws as they are.
     pub fn bits(&self) -> u64 {
-        self.db.env().random()
+        self.store.env().random()
     }
 
     /// A random number below `end`, which is above 0.

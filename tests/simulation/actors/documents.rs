@@ -90,7 +90,7 @@ impl Documents {
         let stored = stored.map(|bytes| Document::from_bytes(id.as_str(), &bytes));
         let mut previous = stored.as_ref().map(|stored| stored.edited);
         if self.plan.misuses && self.actor.random(6) == 0 {
-            let random = self.actor.db.env().random();
+            let random = self.actor.store.env().random();
             previous = match random % 2 {
                 0 => None,
                 _ => self.actor.shared.oracle().some_edit(db.instance, id.as_str(), random / 2),
@@ -114,7 +114,7 @@ impl Documents {
 
 /// Changes the number of shards of the documents of a database.
 pub(super) async fn reshard(actor: &ActorContext) -> Result<()> {
-    let db = actor.shared.oracle().some_database(actor.db.env().random());
+    let db = actor.shared.oracle().some_database(actor.store.env().random());
     let Some(db) = db else { return Ok(()) };
     let shards = 1 + actor.random(4) as u32;
     actor.note(|| format!("reshards the documents of {db:?} to {shards}"));
@@ -133,7 +133,7 @@ pub(super) async fn read(actor: ActorContext, dispatcher: Weak<Dispatcher>) {
                 tails.spawn(tail(actor.clone(), changes.clone(), Weak::clone(&dispatcher), db));
             }
         }
-        actor.db.env().sleep(POLL_INTERVAL).await;
+        actor.store.env().sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -141,7 +141,7 @@ pub(super) async fn read(actor: ActorContext, dispatcher: Weak<Dispatcher>) {
 async fn tail(actor: ActorContext, changes: Changes, dispatcher: Weak<Dispatcher>, db: Db) {
     let now = if actor.random(2) == 0 { None } else { Some(changes.feed(&db).now().await) };
     let Ok(now) = now.transpose() else { return };
-    let (cursor, start) = now.map_or((Cursor::NOTHING, Sequence::MIN), |now| (now.into(), now));
+    let (cursor, start) = now.map_or((Cursor::BEGINNING, Sequence::MIN), |now| (now.into(), now));
     let limit = 1 + actor.random(4) as usize;
     let Some(mut tail) = dispatcher.upgrade().map(|dispatcher| changes.tail(&dispatcher, &db, cursor)) else {
         return;

@@ -23,20 +23,20 @@ pub(super) async fn run(actor: ActorContext) {
             actor.note(|| format!("follower {id} begins again: {error}"));
         }
         actor.shared.oracle().unfollowed(id);
-        actor.db.env().sleep(PAUSE).await;
+        actor.store.env().sleep(PAUSE).await;
     }
 }
 
 /// Follows from the very beginning. Fails if it has to begin again.
 async fn follow(actor: &ActorContext, id: u64) -> Result<()> {
     let feed = actor.bus.feed();
-    let live = feed.topology_at(Cursor::NOTHING).await?;
+    let live = feed.topology_at(Cursor::BEGINNING).await?;
     let limit = 1 + actor.random(10) as usize;
     let mut known: BTreeSet<_> = live.shards.iter().copied().collect();
     let mut readers: Vec<ShardReader<Notification>> = live
         .shards
         .iter()
-        .map(|&shard| feed.shard_reader(shard, Cursor::NOTHING).with_limit(limit))
+        .map(|&shard| feed.shard_reader(shard, Cursor::BEGINNING).with_limit(limit))
         .collect();
     while actor.phase() != Phase::End {
         let mut begun = Vec::new();
@@ -61,7 +61,7 @@ async fn follow(actor: &ActorContext, id: u64) -> Result<()> {
         }
         readers.append(&mut begun);
         if is_idle {
-            actor.db.env().sleep(PAUSE).await;
+            actor.store.env().sleep(PAUSE).await;
         }
     }
     Ok(())

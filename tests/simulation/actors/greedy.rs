@@ -19,7 +19,7 @@ const PAUSE_MAX_MS: u64 = 4_000;
 pub(super) async fn run(actor: ActorContext) {
     while actor.is_chaos() {
         actor.pause(PAUSE_MAX_MS).await;
-        if let Err(error) = actor.db.run(async |tx| read(&actor, &tx).await).await {
+        if let Err(error) = actor.store.run(async |tx| read(&actor, &tx).await).await {
             actor.note(|| format!("could not read: {error}"));
         }
     }

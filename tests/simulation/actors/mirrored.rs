@@ -44,7 +44,7 @@ impl Mirrored {
     /// Judges it again and again.
     async fn run(self) {
         loop {
-            self.actor.db.env().sleep(PAUSE).await;
+            self.actor.store.env().sleep(PAUSE).await;
             // Without a barrier it may be behind, but has to show what was.
             let at = self.reached(PAUSE).await.unwrap_or(Sequence::MIN);
             self.judge(at);
@@ -56,13 +56,13 @@ impl Mirrored {
         let Self { actor, mirror, .. } = self;
         let recorded = actor.shared.oracle().recorded_so_far();
         let reached = async {
-            let version = actor.db.begin().read_version().await?;
-            mirror.reached(version).await
+            let version = actor.store.begin().read_version().await?;
+            mirror.wait_until(version).await
         };
         let at = tokio::select! {
             biased;
             reached = reached => reached.ok()?,
-            () = actor.db.env().sleep(limit) => return None,
+            () = actor.store.env().sleep(limit) => return None,
         };
         actor.shared.oracle().passed_barrier(&actor.shared, &recorded, at);
         Some(at)

@@ -19,7 +19,7 @@ mod worker;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use notibus::{Bus, BusOptions, Cursor, Error, Node, Result, node::Role, store::Database};
+use notibus::{Bus, BusOptions, Cursor, Error, Node, Result, node::Role, store::Store};
 use tokio::task::JoinSet;
 
 use self::{catalogue::Catalogue, context::ActorContext, receiver::Dispatchers};
@@ -36,24 +36,24 @@ use super::{
 const RESTART_PAUSE: Duration = Duration::from_millis(300);
 
 /// The life of a process, from its start until it has shut down.
-pub async fn main(shared: Arc<Shared>, issuer: Issuer, db: Database) {
-    while let Err(error) = live(&shared, issuer, &db).await {
+pub async fn main(shared: Arc<Shared>, issuer: Issuer, store: Store) {
+    while let Err(error) = live(&shared, issuer, &store).await {
         let Issuer { process, generation } = issuer;
         shared.note(|| format!("process {process}.{generation} could not start: {error}"));
         shared.oracle().gone(issuer);
-        db.env().sleep(RESTART_PAUSE).await;
+        store.env().sleep(RESTART_PAUSE).await;
     }
 }
 
 /// Starts the actors of the process, and shuts them down at the end. Fails if the process could not start.
-async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()> {
+async fn live(shared: &Arc<Shared>, issuer: Issuer, store: &Store) -> Result<()> {
     let starting = shared.begin();
     let plan = shared.plan.processes[issuer.process];
     let (prefix, partitions) = (BUS_PREFIX.to_vec(), shared.plan.partitions);
     let options = BusOptions::default().prefix(prefix).partitions(partitions).shards(shared.plan.shards);
-    let bus = Bus::open(db, options).await?;
+    let bus = Bus::open(store, options).await?;
     judge_opening(shared, &bus).await;
-    let actor = ActorContext { shared: Arc::clone(shared), issuer, db: db.clone(), bus };
+    let actor = ActorContext { shared: Arc::clone(shared), issuer, store: store.clone(), bus };
     let (mut busy, mut tasks) = (JoinSet::new(), JoinSet::new());
     for _ in 0..plan.producers {
         busy.spawn(at_work(shared.begin(), producer::run(actor.clone())));
@@ -98,7 +98,7 @@ async fn judge_opening(shared: &Shared, bus: &Bus) {
     if !shared.oracle().is_older() {
         return;
     }
-    let read = bus.feed().page(Cursor::NOTHING, 1).await;
+    let read = bus.feed().page(Cursor::BEGINNING, 1).await;
     if !shared.oracle().is_older() {
         return;
     }
@@ -181,7 +181,7 @@ async fn serve(
         web.end().await;
     }
     if let Some(dispatchers) = dispatchers {
-        dispatchers.shutdown(actor.db.env()).await;
+        dispatchers.shutdown(actor.store.env()).await;
     }
     drop(listed);
     ends.push(("node", node.shutdown().await));

@@ -124,7 +124,7 @@ async fn discard(actor: &ActorContext, handle: &ConsumerHandle) -> Result<()> {
 async fn draw_start(actor: &ActorContext) -> Result<Start> {
     let horizon = actor.bus.feed().horizon().await?;
     Ok(match actor.random(3) {
-        0 => Cursor::NOTHING.into(),
+        0 => Cursor::BEGINNING.into(),
         1 => horizon.into(),
         _ => Start::Now,
     })

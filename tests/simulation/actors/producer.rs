@@ -46,7 +46,7 @@ pub(super) async fn run(actor: ActorContext) {
             };
             actor.bus.run_exactly_once(None, body).await.map(|_| ())
         } else {
-            actor.db.run(async |tx| layer.run(&work, &tx).await).await
+            actor.store.run(async |tx| layer.run(&work, &tx).await).await
         };
         if let Err(error) = done {
             actor.note(|| format!("could not produce: {error}"));
@@ -100,7 +100,7 @@ impl Layer<'_> {
         let mut lines = Vec::new();
         for (name, change) in &work.changes {
             if work.is_late {
-                let gone = actor.shared.oracle().gone_instance(name, actor.db.env().random());
+                let gone = actor.shared.oracle().gone_instance(name, actor.store.env().random());
                 lines.extend(gone.map(|db| update(producer, tx, db, 1)));
                 continue;
             }

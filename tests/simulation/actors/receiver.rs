@@ -99,7 +99,7 @@ impl Source {
         let dispatcher = self.0.upgrade()?;
         tokio::select! {
             biased;
-            at = dispatcher.reached(version) => at.ok(),
+            at = dispatcher.wait_until(version) => at.ok(),
             // The process waits until no other task holds its dispatcher.
             () = actor.until_the_end() => None,
         }

@@ -71,9 +71,9 @@ fn manner(terms: &ReceiverOptions) -> Manner {
 fn terms(actor: &ActorContext, source: &Source) -> ReceiverOptions {
     let plan = &actor.shared.plan.subscribers;
     let start = match actor.random(4) {
-        0 => Some(Cursor::NOTHING),
-        1 => actor.shared.oracle().some_position(actor.db.env().random()).map(Cursor::from),
-        2 if plan.wants_deletions || actor.shared.plan.churns_names => Some(Cursor::NOTHING),
+        0 => Some(Cursor::BEGINNING),
+        1 => actor.shared.oracle().some_position(actor.store.env().random()).map(Cursor::from),
+        2 if plan.wants_deletions || actor.shared.plan.churns_names => Some(Cursor::BEGINNING),
         _ => None,
     };
     // A reader can know a position only if the tail has read so far.
@@ -113,7 +113,7 @@ impl Taker {
         let plan = self.actor.shared.plan.subscribers;
         loop {
             let Self { actor, sources, id, interest, has_ring, waits, .. } = self;
-            let pause = actor.db.env().sleep(Duration::from_millis(200 + actor.random(1_500)));
+            let pause = actor.store.env().sleep(Duration::from_millis(200 + actor.random(1_500)));
             let mut has_expired = false;
             // Without a delivery it asks for its cursor, so that one with a narrow filter moves on as well.
             let received = tokio::select! {

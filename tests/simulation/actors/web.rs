@@ -107,7 +107,7 @@ enum Piece {
 }
 
 /// The parameters of a request for a feed.
-struct Asked {
+struct Claim {
     query: String,
     form: Format,
     /// Whether heartbeats were asked for.
@@ -198,7 +198,7 @@ impl Client {
                     clients.spawn(self.clone().follow_changes(db));
                 }
             }
-            self.actor.db.env().sleep(Duration::from_millis(500)).await;
+            self.actor.store.env().sleep(Duration::from_millis(500)).await;
         }
     }
 
@@ -245,7 +245,7 @@ impl Client {
     }
 
     /// Draws the parameters of a request.
-    fn draw(&self) -> Asked {
+    fn draw(&self) -> Claim {
         let actor = &self.actor;
         let (name, form) = [
             ("normal", Format::Array),
@@ -264,11 +264,11 @@ impl Client {
             format!("&timeout={}", actor.random(3_000))
         };
         let query = format!("&feed={name}{limit}{rest}");
-        Asked { query, form, has_heartbeat }
+        Claim { query, form, has_heartbeat }
     }
 
     /// Requests `target`, and passes the pieces of the answer to `take`.
-    async fn ask(&self, target: &str, asked: &Asked, take: impl Fn(&Piece) -> Taken) -> Answered {
+    async fn ask(&self, target: &str, asked: &Claim, take: impl Fn(&Piece) -> Taken) -> Answered {
         let Self { actor, router, plan } = self;
         actor.note(|| format!("asks for {target}"));
         let request = Request::get(target).header("host", "localhost").body(Body::empty());
@@ -320,7 +320,7 @@ impl Client {
     }
 
     /// The next bytes of the answer to `target`; `None` at its end. One with heartbeats is never silent for long at rest.
-    async fn next(&self, body: &mut Body, (target, asked): (&str, &Asked)) -> Option<Bytes> {
+    async fn next(&self, body: &mut Body, (target, asked): (&str, &Claim)) -> Option<Bytes> {
         let shared = &self.actor.shared;
         loop {
             let was_calm = shared.phase() == Phase::Rest;
@@ -333,7 +333,7 @@ impl Client {
                         return Some(bytes);
                     }
                 }
-                () = self.actor.db.env().sleep(SILENCE_MAX) => {
+                () = self.actor.store.env().sleep(SILENCE_MAX) => {
                     if was_calm && asked.has_heartbeat && shared.phase() == Phase::Rest {
                         let reason = format!("nothing has come of {target} for {SILENCE_MAX:?}");
                         shared.fail(Guarantee::Live.broken(reason));

@@ -93,7 +93,7 @@ async fn start<R: Worked>(
 
 /// Stays for a while, or until the end, as long as the consumer is there.
 async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
-    let env = actor.db.env();
+    let env = actor.store.env();
     let until = env.now() + Duration::from_millis(1 + actor.random(plan.stay_max_ms));
     let ends = actor.is_chaos() || plan.is_given_up();
     while actor.phase() != Phase::End && !(ends && (env.now() >= until || !actor.is_chaos())) {
@@ -285,7 +285,7 @@ impl Worker {
             self.write(&tx, run, given, false);
             Ok(())
         };
-        self.actor.db.run(step).await
+        self.actor.store.run(step).await
     }
 
     /// Finishes the work.
@@ -300,7 +300,7 @@ impl Worker {
             self.write(&tx, run, given, true);
             Ok(())
         };
-        self.actor.db.run(finish).await
+        self.actor.store.run(finish).await
     }
 
     fn write(&self, tx: &Transaction, run: RunId, given: &[Shown], is_final: bool) {

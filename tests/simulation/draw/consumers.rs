@@ -119,7 +119,7 @@ impl ConsumerPlan {
         Self {
             name: format!("consumer-{number}"),
             documents: None,
-            start: if random.bool() { Start::Now } else { Cursor::NOTHING.into() },
+            start: if random.bool() { Start::Now } else { Cursor::BEGINNING.into() },
             interest: Interest { kinds, ..Interest::of(which) },
             is_batch: random.u32(0..3) == 0,
             is_exact: random.u32(0..3) > 0,

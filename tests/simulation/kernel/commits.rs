@@ -18,7 +18,7 @@ use notibus::{
     Error,
     event::Versionstamp,
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError, Transaction, TransactionOption,
+        AtomicOp, Isolation, KeyRange, RangeRead, Store, StoreError, Transaction, TransactionOption,
         testing::{Commit, DeferredCommit, Operation, Stamp},
     },
 };
@@ -38,7 +38,7 @@ const LATE_MAX_MS: [u64; 4] = [10, 100, 1_000, 4_500];
 
 /// A commit under way to the store.
 pub struct Flight {
-    engine: Arc<Database>,
+    engine: Arc<Store>,
     deferred: DeferredCommit,
     mutations: Vec<Operation>,
     issuer: Issuer,
@@ -153,7 +153,7 @@ impl Drop for Awaited {
 
 impl Flight {
     /// Whether it goes to `engine`.
-    pub fn is_for(&self, engine: &Arc<Database>) -> bool {
+    pub fn is_for(&self, engine: &Arc<Store>) -> bool {
         Arc::ptr_eq(&self.engine, engine)
     }
 
@@ -269,7 +269,7 @@ pub fn ready<T>(answer: impl Future<Output = T>) -> T {
 }
 
 /// All rows in the store.
-pub fn rows(engine: &Database) -> Rows {
+pub fn rows(engine: &Store) -> Rows {
     rows_of(&engine.begin(), KeyRange::new(&b""[..], &b"\xff"[..]))
 }
 

@@ -12,7 +12,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
     Result,
     store::{
-        Database, Env, StoreError, Watch,
+        Env, Store, StoreError, Watch,
         testing::{Commit, Failed, Interceptor, Operation, Stamp},
     },
 };
@@ -29,14 +29,14 @@ pub struct Link {
     pub shared: Arc<Shared>,
     pub issuer: Issuer,
     /// The store behind the network.
-    pub engine: Arc<Database>,
+    pub engine: Arc<Store>,
     /// True time.
     pub env: Env,
 }
 
 impl Link {
     /// The connection of `issuer` to `engine`.
-    pub fn new(shared: Arc<Shared>, issuer: Issuer, engine: Arc<Database>) -> Self {
+    pub fn new(shared: Arc<Shared>, issuer: Issuer, engine: Arc<Store>) -> Self {
         let env = Arc::new(Clock::exact(&shared.time, issuer.process)).env();
         Self { shared, issuer, engine, env }
     }

@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc};
 
 use notibus::{
     Result,
-    store::{Database, Env, testing::DiskStore},
+    store::{Env, Store, testing::DiskStore},
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -128,7 +128,7 @@ impl Machine {
         Ok(Self { disk, trouble, journal_len_min, store, unsynced })
     }
 
-    pub fn store(&self) -> Database {
+    pub fn store(&self) -> Store {
         self.store.database.clone()
     }
 

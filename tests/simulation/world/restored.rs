@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use notibus::{
     Bus,
     event::{Incarnation, Sequence},
-    store::{Database, Env},
+    store::{Env, Store},
 };
 
 use super::World;
@@ -42,8 +42,8 @@ pub(super) struct StoreCopy {
 }
 
 /// A fresh store with these rows.
-fn filled(env: Env, all: &Rows) -> Database {
-    let store = Database::memory_in(env);
+fn filled(env: Env, all: &Rows) -> Store {
+    let store = Store::memory_in(env);
     let rows: Vec<_> = all.iter().collect();
     for rows in rows.chunks(ROWS_AT_ONCE) {
         let tx = store.begin();

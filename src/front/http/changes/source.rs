@@ -25,7 +25,7 @@ use crate::{
         tasks::within,
     },
     front::http::{
-        Lens,
+        DocView,
         databases::Catalogue,
         page::{Load, PageSize, cut_at},
         query::{Mode, Query},
@@ -63,7 +63,7 @@ type Kept = Vec<bool>;
 pub(super) struct Shown {
     pub wanted: Wanted,
     /// How the layer shows the documents, if the routers do not know how.
-    pub lens: Option<Arc<dyn Lens>>,
+    pub lens: Option<Arc<dyn DocView>>,
 }
 
 /// Begins to read what `query` asks for.
@@ -71,7 +71,7 @@ fn load(
     served: &Arc<Served>,
     db: &Db,
     query: &ChangesQuery,
-    lens: Option<Arc<dyn Lens>>,
+    lens: Option<Arc<dyn DocView>>,
 ) -> Load<(ChangesPage, Kept)> {
     let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
     Load::begin(async move {
@@ -92,7 +92,7 @@ async fn read(
     served: &Served,
     db: &Db,
     query: &ChangesQuery,
-    lens: Option<Arc<dyn Lens>>,
+    lens: Option<Arc<dyn DocView>>,
 ) -> Result<(ChangesPage, Kept)> {
     let Some(lens) = lens else {
         return Ok((served.changes.rows(db, query, &*served.catalogue.databases).await?, Kept::new()));

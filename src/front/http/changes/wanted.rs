@@ -5,7 +5,7 @@ use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
-    front::http::{Asked, Caller, Failure, body::Bodies, query::Query},
+    front::http::{Caller, ChangesRequest, Failure, body::Bodies, query::Query},
     roles::changes::DocId,
 };
 
@@ -29,13 +29,13 @@ impl Wanted {
 
 /// Returns the part of `query` that only the layer can answer; `None` if there is none. `conflicts` and `attachments` mean nothing
 /// without documents.
-pub(super) fn asked(query: &Query, body: &Bytes, caller: &Caller) -> Option<Asked> {
+pub(super) fn asked(query: &Query, body: &Bytes, caller: &Caller) -> Option<ChangesRequest> {
     let filter = query.filter.clone().filter(|filter| !["_doc_ids", "_design"].contains(&&**filter));
     let conflicts = query.include_docs && query.conflicts;
     let attachments = query.include_docs && query.attachments;
     let parameters = if filter.is_some() { query.rest.clone() } else { Vec::new() };
     let (body, caller) = (body.clone(), caller.clone());
-    (filter.is_some() || conflicts || attachments).then_some(Asked {
+    (filter.is_some() || conflicts || attachments).then_some(ChangesRequest {
         filter,
         parameters,
         body,

@@ -55,7 +55,7 @@ impl Deref for IndexBuild {
 pub struct Index<H>(H);
 
 /// A handler that builds the indexes of a database after it was created or updated, or its design documents have changed. Start the
-/// consumer at [`Cursor::NOTHING`](crate::Cursor::NOTHING), so that it builds those of all databases first, and with
+/// consumer at [`Cursor::BEGINNING`](crate::Cursor::BEGINNING), so that it builds those of all databases first, and with
 /// [`ConsumerOptions::index`].
 ///
 /// All nodes that run a member build. The changes of a database are gathered for [`ConsumerOptions::debounce`], and built once. If a
@@ -65,17 +65,17 @@ pub struct Index<H>(H);
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
 /// use std::time::Duration;
 ///
-/// use notibus::{Bus, BusOptions, Cursor, Db, DbInstance, Roles, consumer::{ConsumerOptions, IndexBuild, index}, store::Database};
+/// use notibus::{Bus, BusOptions, Cursor, Db, DbInstance, StartOptions, consumer::{ConsumerOptions, IndexBuild, index}, store::Store};
 ///
-/// let store = Database::memory();
+/// let store = Store::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let running = bus.start(Roles::default()).await?;
+/// let running = bus.start(StartOptions::default()).await?;
 /// let build = |build: IndexBuild| async move {
 ///     println!("building {:?} of {}", build.ddocs, build.db.name);
 ///     Ok(())
 /// };
 /// let options = ConsumerOptions::index().debounce(Duration::ZERO);
-/// let views = running.consumer("views")?.start_from(Cursor::NOTHING).options(options);
+/// let views = running.consumer("views")?.start_from(Cursor::BEGINNING).options(options);
 /// let views = views.run(index(build)).await?;
 ///
 /// let db = Db::new("orders".parse()?, DbInstance::new());

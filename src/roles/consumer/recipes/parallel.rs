@@ -112,9 +112,9 @@ impl<R: FeedRow> ParallelBatch<R> {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 ///
-/// use notibus::{Bus, BusOptions, changes::{ChangesOptions, DocId, DocSummary, Revision}, Cursor, Db, DbInstance, consumer::ParallelJob, store::Database};
+/// use notibus::{Bus, BusOptions, changes::{ChangesOptions, DocId, DocSummary, Revision}, Cursor, Db, DbInstance, consumer::ParallelJob, store::Store};
 ///
-/// let store = Database::memory();
+/// let store = Store::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
 /// let (changes, db) = (bus.changes(), Db::new("orders".parse()?, DbInstance::new()));
 /// store.run(async |tx| changes.create(&tx, &db, &ChangesOptions::default().shards(8)).await).await?;
@@ -131,7 +131,7 @@ impl<R: FeedRow> ParallelBatch<R> {
 ///     .await?;
 ///
 /// static INDEXED: AtomicUsize = AtomicUsize::new(0);
-/// let job = ParallelJob::new(changes.feed(&db), Cursor::NOTHING);
+/// let job = ParallelJob::new(changes.feed(&db), Cursor::BEGINNING);
 /// let indexed_to = job
 ///     .run(|batch| async move {
 ///         INDEXED.fetch_add(batch.rows.len(), Ordering::Relaxed);
@@ -224,7 +224,7 @@ impl<R: FeedRow> ParallelJob<R> {
                 let (_, topology, _) = feed.raw().begin(&tx, read_to).await?;
                 Ok((tx.read_version().await?, topology))
             };
-            let (version, topology) = feed.context.db.run(begin).await?;
+            let (version, topology) = feed.context.store.run(begin).await?;
             let seen = Sequence::last_at(feed.context.config.incarnation, version);
             rounds_from = rounds_from.begin(seen);
             let entries = topology.after(since.position()).iter().map(|entry| {
@@ -304,7 +304,7 @@ where
         }
         loop {
             let Some(page) = self.read(shard, cursor, version).await? else {
-                version = self.job.feed.context.db.run(async |tx| tx.read_version().await).await?;
+                version = self.job.feed.context.store.run(async |tx| tx.read_version().await).await?;
                 continue;
             };
             if !page.rows.is_empty() {
@@ -377,16 +377,16 @@ where
                 page => page,
             }
         };
-        feed.context.db.read_at(version, read).await
+        feed.context.store.read_at(version, read).await
     }
 
     /// Calls `work` for `rows`, again after failures.
     async fn work_on(&self, shard: ShardId, rows: &[Arc<R>], version: u64) -> Result<()> {
         let ParallelJob { feed, options, fence, .. } = &self.job;
-        let db = &feed.context.db;
+        let store = &feed.context.store;
         let mut attempt = 1;
         loop {
-            let snapshot = db.begin();
+            let snapshot = store.begin();
             snapshot.set_read_version(version);
             let (rows, fence, feed) = (rows.to_vec(), fence.clone(), feed.clone());
             let batch = ParallelBatch { shard, rows, snapshot, attempt, fence, feed };
@@ -400,10 +400,10 @@ where
                 return Err(Error::Task { shard: Some(shard.0), attempts: attempt, source: source.into() });
             }
             let health = &self.job.feed.context.stats.health;
-            if let Some(unsaid) = health.remark(db.env(), "failed task of a parallel job") {
+            if let Some(unsaid) = health.remark(store.env(), "failed task of a parallel job") {
                 tracing::warn!(shard = shard.0, attempt, error = %source, unsaid, "task failed, trying again");
             }
-            db.env().sleep(RetryPolicy::default().backoff().pause(attempt, db.env())).await;
+            store.env().sleep(RetryPolicy::default().backoff().pause(attempt, store.env())).await;
             attempt += 1;
         }
     }

@@ -50,7 +50,7 @@ pub struct Scan {
 
 async fn saved(tx: &Transaction, key: &[u8]) -> Result<Cursor> {
     let stored = tx.get(key, Isolation::Serializable).await?;
-    stored.map_or(Ok(Cursor::NOTHING), |value| Cursor::from_bytes(&value).map_err(|error| error.at(key)))
+    stored.map_or(Ok(Cursor::BEGINNING), |value| Cursor::from_bytes(&value).map_err(|error| error.at(key)))
 }
 
 impl Scan {
@@ -59,7 +59,7 @@ impl Scan {
         &self.db
     }
 
-    /// Where the scan begins; [`Cursor::NOTHING`] in a database that was never scanned.
+    /// Where the scan begins; [`Cursor::BEGINNING`] in a database that was never scanned.
     pub fn since(&self) -> Cursor {
         self.since
     }
@@ -80,10 +80,10 @@ impl Scan {
         }
     }
 
-    /// Begins again at [`Cursor::NOTHING`], for a scan that has expired. Drop what was derived of the database before: what was
+    /// Begins again at [`Cursor::BEGINNING`], for a scan that has expired. Drop what was derived of the database before: what was
     /// deleted since does not come.
     pub fn begin_again(&mut self) {
-        (self.since, *self.read_to.lock()) = (Cursor::NOTHING, Cursor::NOTHING);
+        (self.since, *self.read_to.lock()) = (Cursor::BEGINNING, Cursor::BEGINNING);
     }
 
     /// Saves in `tx`, with the effects of the page, that everything up to `to` is seen: [`FeedPage::next`] of a page. The next scan begins
@@ -112,7 +112,7 @@ pub struct Replicate<H> {
 
 /// A handler that scans the changes of a database after it was created or updated: from the beginning at first, and then from the saved
 /// position. It keeps the positions in keys that begin with `prefix`, which are the user's, and removes those of deleted databases. Start
-/// the consumer at [`Cursor::NOTHING`], with a filter of the databases that are to be scanned.
+/// the consumer at [`Cursor::BEGINNING`], with a filter of the databases that are to be scanned.
 ///
 /// All nodes that run a member scan. An update during a scan causes another one afterwards. If a database is deleted, its scan is
 /// cancelled, and [`DbHandler::deleted`] is called. Members on several nodes, or after a restart, share no memory: keep what scans find
@@ -120,11 +120,11 @@ pub struct Replicate<H> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, changes::ChangesOptions, consumer::{Scan, replicate}, Cursor, Db, DbInstance, Filter, Roles, store::Database};
+/// use notibus::{Bus, BusOptions, changes::ChangesOptions, consumer::{Scan, replicate}, Cursor, Db, DbInstance, Filter, StartOptions, store::Store};
 ///
-/// let store = Database::memory();
+/// let store = Store::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let running = bus.start(Roles::default()).await?;
+/// let running = bus.start(StartOptions::default()).await?;
 /// let scan = |mut scan: Scan| async move {
 ///     loop {
 ///         let page = scan.page(1_000).await?;
@@ -135,7 +135,7 @@ pub struct Replicate<H> {
 ///     }
 /// };
 /// let filter = Filter::glob("{_replicator,*/_replicator}")?;
-/// let replicator = running.consumer("replicator")?.start_from(Cursor::NOTHING).filter(filter);
+/// let replicator = running.consumer("replicator")?.start_from(Cursor::BEGINNING).filter(filter);
 /// let replicator = replicator.run(replicate("replicator/seen/", scan)).await?;
 ///
 /// let (changes, producer) = (bus.changes(), bus.producer());
@@ -169,7 +169,7 @@ impl<H: DbHandler<Scan>> Handler<Work<Notification>> for Replicate<H> {
         }
         let Some(db) = living else { return Ok(()) };
         let (key, context) = (self.key(&db), Arc::clone(&work.run.held.context));
-        let since = context.db.run(async |tx| saved(&tx, &key).await).await?;
+        let since = context.store.run(async |tx| saved(&tx, &key).await).await?;
         let read_to = Arc::new(Mutex::new(since));
         let feed = Feed::new(Arc::clone(&context), FeedId::documents(db.instance));
         let (scanned, position) = (Arc::clone(&read_to), key.clone());
@@ -184,7 +184,7 @@ impl<H: DbHandler<Scan>> Handler<Work<Notification>> for Replicate<H> {
             }
             Ok(())
         };
-        Ok(context.db.run(save).await?)
+        Ok(context.store.run(save).await?)
     }
 }
 
@@ -216,5 +216,5 @@ async fn forget(work: &Work<Notification>, name: Vec<u8>, successor: Option<DbIn
         }
         Ok(())
     };
-    work.run.held.context.db.run(forget).await
+    work.run.held.context.store.run(forget).await
 }

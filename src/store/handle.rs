@@ -1,4 +1,4 @@
-//! [`Database`]: a handle on a store of any backend.
+//! [`Store`]: a handle on a store of any backend.
 
 use std::{
     path::Path,
@@ -25,24 +25,25 @@ fn inspected(path: &Path) -> Result<Inspection> {
     embedded::inspect(&*embedded::open_folder(path, false)?, path)
 }
 
-/// A handle on a store. Clones are cheap and share it.
+/// A handle on a store: a cluster, a folder or memory. Clones are cheap and share it. A [`Db`](crate::Db) is one of the many
+/// databases that a layer keeps in it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::store::{AtomicOp, Database, Isolation};
+/// use notibus::store::{AtomicOp, Store, Isolation};
 ///
-/// let db = Database::memory();
-/// db.run(async |tx| {
+/// let store = Store::memory();
+/// store.run(async |tx| {
 ///     tx.atomic(AtomicOp::Add, b"visits", &1_u64.to_le_bytes());
 ///     Ok(())
 /// })
 /// .await?;
-/// let visits = db.run(async |tx| tx.get(b"visits", Isolation::Serializable).await).await?;
+/// let visits = store.run(async |tx| tx.get(b"visits", Isolation::Serializable).await).await?;
 /// assert_eq!(visits.as_deref(), Some(&1_u64.to_le_bytes()[..]));
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Database {
+pub struct Store {
     backend: Arc<dyn Backend>,
     env: Env,
     /// The counts of runs through all clones.
@@ -57,7 +58,7 @@ struct Runs {
     retries: AtomicU64,
 }
 
-impl Database {
+impl Store {
     /// How many watches a client can have at once.
     pub const WATCHES_MAX: usize = types::WATCHES_MAX;
 
@@ -80,7 +81,7 @@ impl Database {
         Self::open_dir_with(path, &FolderOptions::default())
     }
 
-    /// [`Database::open_dir`] with other options.
+    /// [`Store::open_dir`] with other options.
     pub fn open_dir_with(path: impl AsRef<Path>, options: &FolderOptions) -> Result<Self> {
         let env = Env::system();
         Ok(Self::embedded(Engine::open(path.as_ref(), env.clone(), options)?, env))
@@ -128,7 +129,7 @@ impl Database {
         Ok(inspection.report)
     }
 
-    /// [`Database::open_dir`] with time and randomness from `env`.
+    /// [`Store::open_dir`] with time and randomness from `env`.
     pub fn open_dir_in(path: impl AsRef<Path>, env: Env) -> Result<Self> {
         Ok(Self::embedded(Engine::open(path.as_ref(), env.clone(), &FolderOptions::default())?, env))
     }
@@ -143,7 +144,7 @@ impl Database {
         Self::foundationdb_with(cluster_file, &super::FoundationDbOptions::default()).await
     }
 
-    /// [`Database::foundationdb`] with other options.
+    /// [`Store::foundationdb`] with other options.
     #[cfg(feature = "foundationdb")]
     pub async fn foundationdb_with(
         cluster_file: impl AsRef<Path>,
@@ -176,7 +177,7 @@ impl Database {
         Self { backend: Arc::new(wrap(Arc::clone(&self.backend))), env, runs: Arc::clone(&self.runs) }
     }
 
-    /// A new transaction. Most callers want [`Database::run`], which commits and retries.
+    /// A new transaction. Most callers want [`Store::run`], which commits and retries.
     pub fn begin(&self) -> Transaction {
         Transaction::new(self.backend.begin(), self.env.random())
     }
@@ -204,7 +205,7 @@ impl Database {
         self.run_with(&RetryPolicy::default(), body).await
     }
 
-    /// [`Database::run`] with other limits.
+    /// [`Store::run`] with other limits.
     pub async fn run_with<T, F, R>(&self, policy: &RetryPolicy, body: F) -> Result<T>
     where
         F: Fn(Transaction) -> R,
@@ -213,7 +214,7 @@ impl Database {
         Ok(self.run_committed(policy, body).await?.0)
     }
 
-    /// [`Database::run_with`] for a caller that needs the commit; `None` if there was nothing to write.
+    /// [`Store::run_with`] for a caller that needs the commit; `None` if there was nothing to write.
     pub(crate) async fn run_committed<T, F, R>(
         &self,
         policy: &RetryPolicy,
@@ -241,7 +242,7 @@ impl Database {
         }
     }
 
-    /// How many transactions [`Database::run`] has committed through all clones of this handle, and how many attempts
+    /// How many transactions [`Store::run`] has committed through all clones of this handle, and how many attempts
     /// it has repeated.
     pub fn runs(&self) -> (u64, u64) {
         (self.runs.commits.load(Ordering::Relaxed), self.runs.retries.load(Ordering::Relaxed))
@@ -274,7 +275,7 @@ impl Database {
         self.backend.failure().map(Error::Store)
     }
 
-    /// Completes with [`Database::failure`] when there is one. Never completes for a store in memory, or for a
+    /// Completes with [`Store::failure`] when there is one. Never completes for a store in memory, or for a
     /// cluster, which recovers by itself. The future keeps no handle on the store.
     pub fn failed(&self) -> impl Future<Output = Error> + Send + use<> {
         let failed = self.backend.failed();
@@ -308,8 +309,8 @@ impl Database {
     }
 }
 
-impl std::fmt::Debug for Database {
+impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Database")
+        f.write_str("Store")
     }
 }
