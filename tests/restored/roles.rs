@@ -67,7 +67,8 @@ async fn a_consumer_does_not_leave_shards_whose_rows_it_cannot_see() {
     let bus = open(&store, PREFIX).await;
     let running = start(&bus).await;
     let member = running.consumer("waits").unwrap().run(handler.clone()).await.unwrap();
-    tokio::time::sleep(Duration::from_secs(30)).await;
+    // Long enough for its low watermark to be written.
+    tokio::time::sleep(Duration::from_mins(1)).await;
     drop(member);
     drop(running.shutdown().await);
     raise(&store).await;

@@ -15,10 +15,10 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_800),
     ("src/store/fdb", 870),
     ("src/store/testing", 1_055),
-    ("src/state", 2_900),
+    ("src/state", 2_905),
     ("src/state/keys", 2_575),
     ("src/state/feed", 1_965),
-    ("src/state/membership", 2_485),
+    ("src/state/membership", 2_490),
     ("src/roles", 200),
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_945),
@@ -26,14 +26,14 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
     ("src/roles/consumer", 6_405),
-    ("src/bus", 1_440),
+    ("src/bus", 1_435),
     ("src/bus/relocation", 615),
     ("src/front", 6_335),
     ("src/bin", 2_340),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 47_660;
+const SRC_LINES: usize = 47_665;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 212;

@@ -174,7 +174,12 @@ impl Member {
         if !unknown.is_empty() {
             return Ok(Attempt::Unknown(identity, unknown));
         }
-        let low = lowest.filter(|lowest| *lowest > stored && heads.any_may_have_rows(stored));
+        let mut low = lowest.filter(|lowest| *lowest > stored && heads.any_may_have_rows(stored));
+        if let Some(lowest) = low.filter(|lowest| lowest > looked_to) {
+            // A store that stands before its own rows does not show them, so its closed shards seem to be read to their ends.
+            let now = Sequence::last_at(self.context.config.incarnation, tx.read_version().await?);
+            low = Some(lowest.min(now)).filter(|low| *low > stored);
+        }
         if let Some(low) = low {
             tx.set(&self.context.keys.low_watermark(&self.name), low.as_bytes());
         }
