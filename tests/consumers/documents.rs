@@ -321,3 +321,22 @@ async fn a_barrier_does_not_wait_for_later_rows() {
     within("the version", consumer.wait_until(version)).await.unwrap();
     drop(consumer);
 }
+
+/// A document waits for a consumer, and is edited again: its row moves behind the barrier, which said that the first edit was worked on.
+#[tokio::test(start_paused = true)]
+async fn a_barrier_waits_for_a_document_that_is_edited_again() {
+    let documents = Documents::new(1).await;
+    let log = Log::new();
+    let consumer = documents.ids(&documents.fixture.bus, hinted(), &log).await;
+    documents.fixture.handle().pause().await.unwrap();
+    let first = documents.edit("a", 1, None).await;
+    documents.edit("a", 2, Some(first)).await;
+    let version = first.versionstamp().version();
+    let early = tokio::time::timeout(Duration::from_secs(10), consumer.wait_until(version)).await;
+    assert!(early.is_err(), "nobody has worked on it: {early:?}");
+    documents.fixture.handle().resume().await.unwrap();
+    documents.hint().await;
+    within("the edit", consumer.wait_until(version)).await.unwrap();
+    assert_eq!(log.calls(), 1);
+    drop(consumer);
+}

@@ -187,6 +187,28 @@ async fn who_stands_in_empty_shards_has_not_caught_up() {
     consumer.shutdown().await.unwrap();
 }
 
+/// A row that waits for a consumer moves when its database changes. A barrier from before took it for later work then, and said that the
+/// consumer had caught up.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_moves_holds_a_barrier_from_before() {
+    let fixture = ConsumerFixture::new(1).await;
+    let log = Ids::new();
+    let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
+    fixture.handle().pause().await.unwrap();
+    fixture.create(["a"]).await;
+    let version = fixture.store.begin().read_version().await.unwrap();
+    let barriers = futures_util::future::try_join(consumer.caught_up(), consumer.wait_until(version));
+    let mut barriers = Box::pin(barriers);
+    assert!(tokio::time::timeout(Duration::from_secs(10), &mut barriers).await.is_err());
+    fixture.update("a", 0).await;
+    let early = tokio::time::timeout(Duration::from_secs(10), &mut barriers).await;
+    assert!(early.is_err(), "nobody has worked on the creation: {early:?}");
+    fixture.handle().resume().await.unwrap();
+    within("it catches up", barriers).await.unwrap();
+    assert_eq!(log.calls(), 1);
+    consumer.shutdown().await.unwrap();
+}
+
 /// The store fails in the middle of a pass over the keys. What the pass had found before was forgotten, and not looked for again.
 #[tokio::test(start_paused = true)]
 async fn due_ids_are_not_forgotten_when_the_store_fails() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use notibus::{
     Cursor, Error, JanitorOptions, Notification,
     consumer::{ConsumerHandle, ConsumerSettings, Work},
+    cursor::Start,
     node::BalanceOptions,
     store::{
         AtomicOp, StoreError,
@@ -64,6 +65,29 @@ async fn a_tombstone_stays_until_every_consumer_has_passed_it() {
     second.delete(false).await.unwrap();
     fixture.handle().delete(false).await.unwrap();
     until("it is dropped", async || row(&fixture.other, &db("c", 1)).await.is_none()).await;
+}
+
+/// A consumer is deleted and created again at once, under a member that goes on: its low watermark counted as written, because that of the
+/// consumer before was, and so it kept tombstones until another event came.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_created_again_at_once_keeps_no_tombstone_that_it_has_passed() {
+    let fixture = ConsumerFixture::new(4).await;
+    let log = Ids::new();
+    let consumer = fixture.member().await.start_from(Cursor::BEGINNING).run(log.handler()).await.unwrap();
+    fixture.create(["a", "b"]).await;
+    delete(&fixture, "a").await;
+    fixture.until_done().await;
+    pass(Duration::from_mins(30)).await;
+    let calls = log.calls();
+    fixture.handle().delete(true).await.unwrap();
+    let settings = ConsumerSettings::default().start(Start::At(Cursor::BEGINNING));
+    assert!(fixture.handle().create(&settings).await.unwrap());
+    log.until_calls(calls + 2).await;
+    fixture.until_done().await;
+    let _janitor = fixture.eager_janitor().await;
+    pass(Duration::from_mins(30)).await;
+    assert!(row(&fixture.other, &db("a", 1)).await.is_none(), "it has passed the tombstone");
+    consumer.shutdown().await.unwrap();
 }
 
 /// The janitor reads the horizon, and then the consumers: if one begins while it deletes, it has to read again.

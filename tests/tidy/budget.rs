@@ -25,7 +25,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/dispatcher", 3_400),
     ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_405),
+    ("src/roles/consumer", 6_415),
     ("src/bus", 1_435),
     ("src/bus/relocation", 615),
     ("src/front", 6_335),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 47_665;
+const SRC_LINES: usize = 47_675;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 212;

@@ -22,13 +22,17 @@ use super::{
 use crate::{
     base::{
         backoff::{Backoff, Failures},
-        cursor::Cursor,
+        cursor::{Cursor, Knowledge},
         encoding::Sequence,
         error::{Error, Result},
         notification::Notification,
     },
+    roles::changes::Change,
     state::{
-        feed::FeedRow, feed_watcher::Listener, keys::ShardId, notification_feed::NotificationFeed,
+        feed::{FeedRow, StoredRow},
+        feed_watcher::Listener,
+        keys::ShardId,
+        notification_feed::NotificationFeed,
         wakeups::Heads,
     },
     store::{Isolation, Priority, Transaction, TransactionOption},
@@ -182,20 +186,18 @@ impl Member {
         Ok(Attempt::Done(Some(low.unwrap_or(stored))))
     }
 
-    /// Passes the rows of `shard` after its checkpoint `stored` and `low` up to the first wanted one, or at most up to `enough`.
+    /// Passes the rows of `shard` after its checkpoint `stored` and `low` up to the first wanted one. At a `barrier`, rows of later events
+    /// are not wanted.
     async fn unwanted_up_to(
         &self,
         shard: ShardId,
         stored: Cursor,
         low: Sequence,
-        enough: Option<Sequence>,
+        barrier: Option<Sequence>,
     ) -> Result<Passed> {
         let mut passed = Passed { to: stored.position().max(low), is_all: true };
-        for pages in 0.. {
-            // What is behind so many pages is written another time; a barrier has to see all of it.
-            if enough.map_or(pages == PAGES_MAX, |enough| passed.to >= enough) {
-                break;
-            }
+        // What is behind so many pages is written another time; a barrier has to see all of it.
+        for _ in 0..barrier.map_or(PAGES_MAX, |_| usize::MAX) {
             let read = async |tx: Transaction| {
                 tx.set_option(TransactionOption::Priority(Priority::Batch));
                 self.feed().kept_shard_page(&tx, shard, passed.to, PAGE_ROWS).await
@@ -206,10 +208,7 @@ impl Member {
                 page => page?.page,
             };
             for row in &page.rows {
-                if enough.is_some_and(|enough| row.sequence > enough) {
-                    return Ok(passed);
-                }
-                if self.is_wanted(row.sequence, &row.value, &stored) {
+                if self.is_wanted(row, &stored, barrier) {
                     let to = row.sequence.before().max(passed.to);
                     return Ok(Passed { to, is_all: false });
                 }
@@ -222,12 +221,19 @@ impl Member {
         Ok(passed)
     }
 
-    fn is_wanted(&self, sequence: Sequence, value: &[u8], since: &Cursor) -> bool {
+    /// Whether `row` may tell of something that is wanted; if there is a `barrier`, of something before that.
+    fn is_wanted(&self, row: &StoredRow, since: &Cursor, barrier: Option<Sequence>) -> bool {
+        let is_later = barrier.is_some_and(|barrier| row.sequence > barrier);
         if self.feed.instance().is_some() {
-            return true;
+            // The first edit of a document has no row before it.
+            let may_have_moved = |row: Change| row.doc.revision.position > 1 || row.doc.branches > 1;
+            return !is_later || Change::from_stored(row.sequence, &row.value).is_ok_and(may_have_moved);
         }
         // A row that cannot be decoded is wanted by nobody.
-        Notification::from_stored(sequence, value).is_ok_and(|row| row.is_wanted(&self.filter, since))
+        Notification::from_stored(row.sequence, &row.value).is_ok_and(|row| {
+            let may_have_moved = || row.previous.is_some_and(|previous| since.is_news(previous));
+            row.is_wanted(&self.filter, since) && (!is_later || may_have_moved())
+        })
     }
 
     /// Waits until everything up to what is in the feed now is finished, or deferred.
@@ -265,7 +271,8 @@ impl Member {
         Ok(())
     }
 
-    /// Whether no shard has a wanted row up to `at` that is neither finished nor deferred.
+    /// Whether everything up to `at` is finished or deferred. The position of a checkpoint does not say so: a row that was not read before
+    /// its id has changed stands later, perhaps in a successor, and still tells of what happened before.
     async fn has_passed(&self, at: Sequence) -> Result<bool> {
         let read = async |tx: Transaction| {
             self.existing(&tx, Isolation::Snapshot).await?;
@@ -277,12 +284,11 @@ impl Member {
         };
         let (stored, low, topology) = self.context.store.run(read).await?;
         for (shard, stored) in stored {
-            if !self.unwanted_up_to(shard, stored, low, Some(at)).await?.is_all {
-                return Ok(false);
-            }
-            // Rows of successors are before `at` as well.
-            let (_, successor) = topology.entry_of(shard)?;
-            if successor.is_some_and(|successor| successor.first <= at) {
+            let knows_all = matches!(stored.knowledge(), Knowledge::UpTo(known) if known >= at);
+            if !knows_all
+                && (topology.entry_of(shard)?.1.is_some()
+                    || !self.unwanted_up_to(shard, stored, low, Some(at)).await?.is_all)
+            {
                 return Ok(false);
             }
         }

@@ -78,8 +78,8 @@ struct Known {
     successors: Vec<ShardId>,
     /// The shards on which the node works.
     working: Vec<ShardId>,
-    /// The generation of the consumer.
-    generation: u64,
+    /// The consumer; `None` if it does not exist.
+    identity: Option<Identity>,
     /// How often any of these has changed.
     changes: u64,
     /// What tasks of the node have read.
@@ -186,7 +186,7 @@ impl Member {
             self.end(self.missing());
             return Err(self.missing());
         }
-        let generation = row.as_ref().map_or(0, |row| row.generation);
+        let identity = row.map(|row| (row.identity, row.generation));
         let first = shards.first().copied();
         let successors = match first {
             Some(first) => self.successors(tx, first).await?,
@@ -196,10 +196,10 @@ impl Member {
         {
             let mut known = self.known.lock();
             known.passed.1.retain(|shard, _| shards.binary_search(shard).is_ok());
-            if (known.first, known.generation) != (first, generation) || known.successors != successors {
+            if (known.first, known.identity) != (first, identity) || known.successors != successors {
                 known.changes += 1;
             }
-            (known.first, known.generation, known.successors) = (first, generation, successors);
+            (known.first, known.identity, known.successors) = (first, identity, successors);
         }
         Ok(shards.into_iter().map(|shard| shard.0).collect())
     }
