@@ -287,6 +287,29 @@ fn one_that_is_ended_does_not_sleep_on() {
     });
 }
 
+/// A subscriber that looks whether it waits, and takes nothing yet, is woken by what comes.
+#[test]
+fn one_that_only_looks_whether_it_waits_is_woken() {
+    check(|| {
+        let fixture = WakeModel::new();
+        let tail = spawn(&fixture, |fixture| {
+            fixture.put(0, true);
+            fixture.put(1, true);
+        });
+        let subscriber = Arc::new(SubscriberState::default());
+        for batch_number in 0..2 {
+            block_on(poll_fn(|context| {
+                subscriber.waker.register(context.waker());
+                let waits = fixture.log.wait(batch_number, &subscriber);
+                if waits { Poll::Pending } else { Poll::Ready(()) }
+            }));
+            let entry = fixture.log.read_or_wait(batch_number, &subscriber).unwrap();
+            assert_eq!(entry.number, batch_number);
+        }
+        tail.join().unwrap();
+    });
+}
+
 #[test]
 fn no_batch_and_no_wake_is_lost() {
     check(|| {

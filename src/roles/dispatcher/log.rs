@@ -216,13 +216,21 @@ impl<P: Clone> Log<P> {
             Err(Empty::Nothing) => batch_number,
             _ => return found,
         };
-        let mut listed = subscriber.listed.load(Ordering::Relaxed) as usize;
-        if listed == 0 {
-            state.waiting.push(Arc::clone(subscriber));
-            listed = state.waiting.len();
-        }
-        subscriber.list(listed, [from, 0]);
+        state.list(subscriber, from);
         found
+    }
+
+    /// Whether `subscriber`, whose waker is registered, has nothing to read from `batch_number` on. The next append then wakes it.
+    pub fn wait(&self, batch_number: u64, subscriber: &Arc<SubscriberState>) -> bool {
+        if subscriber.waits(batch_number) {
+            return true;
+        }
+        let mut state = self.state();
+        let is_empty = state.place_of(batch_number) == Ok(state.entries.len());
+        if is_empty {
+            state.list(subscriber, batch_number);
+        }
+        is_empty
     }
 
     /// The begin of the entry that took `subscriber` off the list: it has missed nothing before. All zeros if none has, or if it is on
@@ -265,6 +273,16 @@ impl<P: Clone> State<P> {
             return Err(Empty::Nothing);
         };
         Ok(Entry { number: entry.number, content: entry.content.clone(), rows_after: last.rows - entry.rows })
+    }
+
+    /// Puts `subscriber` on the waiting list, unless it is there. There is no entry from `from` on.
+    fn list(&mut self, subscriber: &Arc<SubscriberState>, from: u64) {
+        let mut listed = subscriber.listed.load(Ordering::Relaxed) as usize;
+        if listed == 0 {
+            self.waiting.push(Arc::clone(subscriber));
+            listed = self.waiting.len();
+        }
+        subscriber.list(listed, [from, 0]);
     }
 
     /// Moves the waiting subscribers to `woken`. They have missed nothing before `begin`.

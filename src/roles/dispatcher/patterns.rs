@@ -58,12 +58,18 @@ fn text((pattern, atom): &(Arc<Pattern>, u32)) -> &str {
 }
 
 impl ByText {
+    /// The patterns with the text `wanted`, in any order.
+    #[inline]
+    fn find(&self, wanted: &str) -> impl Iterator<Item = &Arc<Pattern>> {
+        let hash = if self.atoms.is_empty() { 0 } else { self.hashes.hash_one(wanted) };
+        let atoms = self.atoms.iter_hash(hash).filter(move |atom| text(atom) == wanted);
+        atoms.map(|(pattern, _)| pattern)
+    }
+
+    /// [`ByText::find`] in an order, so that a run can be replayed.
     #[inline]
     fn get(&self, wanted: &str) -> SmallVec<[&Arc<Pattern>; 1]> {
-        let hash = if self.atoms.is_empty() { 0 } else { self.hashes.hash_one(wanted) };
-        let atoms = self.atoms.iter_hash(hash).filter(|atom| text(atom) == wanted);
-        let mut found: SmallVec<[&Arc<Pattern>; 1]> = atoms.map(|(pattern, _)| pattern).collect();
-        // In order, so that a run can be replayed.
+        let mut found: SmallVec<[&Arc<Pattern>; 1]> = self.find(wanted).collect();
         found.sort_unstable_by_key(|pattern| &pattern.key);
         found
     }
@@ -112,7 +118,7 @@ impl Patterns {
     fn get(&self, key: &PatternKey) -> Option<&Arc<Pattern>> {
         // Only one pattern has no atom.
         let Some(Atom { by, text }) = key.atoms.first() else { return Some(&self.everything) };
-        self.by[*by as usize].get(text).into_iter().find(|pattern| pattern.key == *key)
+        self.by[*by as usize].find(text).find(|pattern| pattern.key == *key)
     }
 
     /// All patterns, in an order, so that a run can be replayed.
@@ -156,8 +162,8 @@ impl Patterns {
     }
 
     pub fn subscribers_of(&self, name: &str) -> usize {
-        let patterns = self.by[MatchedBy::Exact as usize].get(name);
-        patterns.iter().map(|pattern| pattern.subscribers.load(Ordering::Relaxed) as usize).sum()
+        let patterns = self.by[MatchedBy::Exact as usize].find(name);
+        patterns.map(|pattern| pattern.subscribers.load(Ordering::Relaxed) as usize).sum()
     }
 
     /// Finds the patterns that the rows of `batch` match, except the one that matches everything, and the matching rows of each.

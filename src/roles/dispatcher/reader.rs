@@ -272,8 +272,11 @@ impl Reader {
         if let Some(Pace { pause, .. }) = self.pace.as_deref_mut()
             && let Some(paused) = pause
             && !self.is_in_round
-            && self.pattern.log.has_entries(batch_number)
         {
+            // It looks once: what comes between two looks would be taken during the pause.
+            if self.pattern.log.wait(batch_number, &self.state) {
+                return Poll::Ready(Err(Empty::Nothing));
+            }
             ready!(paused.as_mut().poll(context));
             *pause = None;
         }

@@ -111,3 +111,32 @@ async fn a_batch_that_leaves_the_ring_while_it_is_taken_is_not_passed() {
     drop(looks);
     assert_eq!(reader.join().unwrap(), Cursor::from(at(100)));
 }
+
+/// Regression: a reader looked twice during the pause between two rounds: whether something waits, and then for what to take. What
+/// came in between was taken at once, although the pace was an hour.
+#[tokio::test]
+async fn what_comes_while_a_paced_reader_looks_waits_for_its_round() {
+    let dispatcher = suspended(100);
+    let shared = Arc::clone(dispatcher.shared());
+    let (ask, asked) = std::sync::mpsc::channel();
+    let publisher = std::thread::spawn(move || {
+        for version in asked {
+            shared.publish(vec![database("b", version)], at(version), true);
+        }
+    });
+    for trial in 0..5_000 {
+        tokio::task::yield_now().await;
+        let subscribe = dispatcher.subscribe(Filter::prefix("")).every(Duration::from_hours(1)).unwrap();
+        let mut paced = subscribe.batches();
+        let mut poll = || tokio::task::unconstrained(paced.next()).now_or_never();
+        let version = 101 + 2 * trial;
+        dispatcher.shared().publish(vec![database("a", version)], at(version), true);
+        assert!(poll().is_some(), "the first round comes at once");
+        ask.send(version + 1).unwrap();
+        while dispatcher.position() == at(version) {
+            assert!(poll().is_none(), "the next round came in the pause of the first");
+        }
+    }
+    drop(ask);
+    publisher.join().unwrap();
+}
