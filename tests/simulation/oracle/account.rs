@@ -185,7 +185,8 @@ impl Account {
         let deletion = || {
             self.known.keys().find_map(|name| {
                 let owed = self.deletions(ledger, name);
-                let due = owed.first().filter(|_| owed.last().is_some_and(|last| *last <= to))?;
+                let is_later = |last: &Sequence| *last > to || ledger.is_shown_after(name, to);
+                let due = owed.first().filter(|_| !owed.last().is_some_and(is_later))?;
                 Some(self.describe(ledger, name, *due))
             })
         };
@@ -239,6 +240,10 @@ pub mod tests {
         assert!(account.deliver(&ledger, &name(), at(5), EventKind::Created.into()).is_err());
         account.deliver(&ledger, &name(), at(5), EventKind::Deleted.into()).unwrap();
         assert!(!owes(&account));
+        let (mut ledger, account) = (recreated(), Account::new(&ledger, &deleted, Start::At(at(2))));
+        ledger.show_end(&name(), at(9));
+        assert_eq!(account.is_owed(&ledger, at(8)), None, "a later row covers it");
+        assert!(account.is_owed(&ledger, at(9)).is_some());
     }
 
     pub fn one_who_has_expired_or_skipped_is_owed_nothing_of_before() {

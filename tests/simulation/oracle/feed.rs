@@ -184,6 +184,9 @@ impl Oracle {
             findings.witness(Witness::LongNameFolded);
         }
         self.ledger.fold(&name, row.sequence, row.instance, kinds);
+        if row.replaced.is_some_and(|replaced| replaced.deleted_at == row.sequence) {
+            self.ledger.show_end(&name, row.sequence);
+        }
         self.past.insert(row.sequence, row);
         self.rows.insert(name, placed);
         Ok(())

@@ -33,6 +33,8 @@ struct Facts {
     first: BTreeMap<(DbInstance, EventKind), Sequence>,
     /// The tombstones that were dropped.
     dropped: Vec<Sequence>,
+    /// The last row that tells of the end of an instance which nobody can have known, because one fold saw it come and go.
+    shown: Option<Sequence>,
 }
 
 impl Facts {
@@ -64,6 +66,16 @@ impl Ledger {
         }
         let was_deleted = before.is_some_and(|before| before.instance == instance && !before.lives);
         facts.rows.push(Visible { at, instance, lives: !is_deleted && !was_deleted });
+    }
+
+    /// Records that the row of `name` at `at` tells of an instance that has come and gone within its fold.
+    pub fn show_end(&mut self, name: &DbName, at: Sequence) {
+        self.0.entry(name.clone()).or_default().shown = Some(at);
+    }
+
+    /// Whether a row of `name` after `to` tells of such an end, so that it covers an earlier one.
+    pub fn is_shown_after(&self, name: &DbName, to: Sequence) -> bool {
+        self.0.get(name).is_some_and(|facts| facts.shown > Some(to))
     }
 
     /// Records that the tombstone of `name` at `at` was dropped.
