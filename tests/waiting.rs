@@ -5,7 +5,13 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use common::{NEVER, db, joined, narrow_bus, next_news, record, row_with, wide_bus, within};
 use notibus::{
@@ -19,6 +25,9 @@ use notibus::{
     },
 };
 use tokio::task::JoinSet;
+
+/// More watches than a test sets if useless ones are spaced.
+const WATCHES_MAX: u32 = 20_000;
 
 /// Counts what is done in so many seconds.
 async fn counted(faults: &Faults, seconds: u64) -> OperationCounts {
@@ -39,8 +48,12 @@ async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_se
     ] {
         let store = Store::memory();
         let faults = Faults::new(&store);
-        let planned = fault.clone();
-        faults.plan_watches(move |_| Some(planned.clone()));
+        // At last the store behaves, so that the time goes on even if watches are set again without end.
+        let (planned, watches) = (fault.clone(), Arc::new(AtomicU32::new(0)));
+        let count = Arc::clone(&watches);
+        faults.plan_watches(move |_| {
+            (count.fetch_add(1, Ordering::Relaxed) < WATCHES_MAX).then(|| planned.clone())
+        });
         let (producing, bus) = (wide_bus(&store).await, wide_bus(&faults.store()).await);
         let node = joined(&bus).await;
         let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
@@ -64,6 +77,8 @@ async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_se
             tokio::time::sleep(Duration::from_millis(1_234)).await;
         }
         consumer.shutdown().await.unwrap();
+        let watches = watches.load(Ordering::Relaxed);
+        assert!(watches < WATCHES_MAX, "{fault:?}: {watches} watches");
     }
 }
 
