@@ -43,19 +43,19 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// How far apart commits are, in microseconds of their own clock.
 const STEP_US: u64 = 100;
 
-/// How long an old version can be read, in microseconds of that clock.
+/// The time for which an old version stays readable, in microseconds of that clock.
 const LIFETIME_US: u64 = 5_000_000;
 
-/// How many rows a commit sets.
+/// The number of rows that a commit sets.
 const MUTATIONS: u64 = 5;
 
-/// How many commits there are: in the second half as many leave the lifetime as come.
+/// The number of commits. In the second half, one version expires with each commit.
 const COMMITS: u64 = 2 * LIFETIME_US / STEP_US;
 
-/// How many rows a transaction of the load sets.
+/// The number of rows that a transaction sets while the store is filled.
 const LOAD: u64 = 1_000;
 
-/// How many older versions are read.
+/// The number of older versions that are read.
 const OLD_READS: u64 = 40;
 
 /// The key of row `n`, spread over the key space of its kind.
@@ -229,7 +229,7 @@ fn notibus(rows: u64, folder: &Path) -> Figures {
     figures
 }
 
-/// How long the folder takes to open that `load` has filled, after a snapshot.
+/// Measures how long it takes to open the folder that `load` has filled, after a snapshot.
 fn opening(runtime: &Runtime, folder: &Path, load: impl Fn(&Store)) -> Duration {
     let (filled, copy) = (folder.join("filled"), folder.join("copy"));
     let store = Store::open_dir(&filled).unwrap();
