@@ -34,7 +34,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use imbl::OrdMap;
-use notibus::store::{Store, Env, Environment, Isolation};
+use notibus::store::{Env, Environment, Isolation, Store};
 use tokio::runtime::Runtime;
 
 #[global_allocator]
