@@ -49,7 +49,7 @@ const DELIVERIES: usize = 1_000_000;
 const RECEIVERS_MAX: usize = 10_000;
 
 /// How many idle subscribers are measured.
-const RESTING: usize = 100_000;
+const RESTING: usize = 1_000_000;
 
 /// The cases: the interests and the numbers of subscribers, by name.
 const DISPATCHED: [(&str, Want, &[usize]); 6] = [

@@ -21,6 +21,8 @@ pub(crate) const DRAFT: Sequence = Sequence::MAX;
 
 /// The newest row of a database.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+// In this order, so that what all deliveries read is in one line of the cache.
+#[repr(C)]
 pub struct Notification {
     /// The position of the row in the feed.
     #[serde(rename = "seq")]

@@ -69,8 +69,14 @@ impl ByText {
     /// [`ByText::find`] in an order, so that a run can be replayed.
     #[inline]
     fn get(&self, wanted: &str) -> SmallVec<[&Arc<Pattern>; 1]> {
-        let mut found: SmallVec<[&Arc<Pattern>; 1]> = self.find(wanted).collect();
-        found.sort_unstable_by_key(|pattern| &pattern.key);
+        let mut found = SmallVec::new();
+        // Mostly there are none or one: a loop is faster than `collect` then.
+        for pattern in self.find(wanted) {
+            found.push(pattern);
+        }
+        if found.len() > 1 {
+            found.sort_unstable_by_key(|pattern: &&Arc<Pattern>| &pattern.key);
+        }
         found
     }
 
@@ -169,6 +175,9 @@ impl Patterns {
     /// Finds the patterns that the rows of `batch` match, except the one that matches everything, and the matching rows of each.
     pub fn matches(&mut self, batch: &Batch) -> Vec<(Arc<Pattern>, Indices)> {
         let mut found = Vec::new();
+        if self.by.iter().all(|of| of.atoms.is_empty()) {
+            return found;
+        }
         let globs =
             self.compiled.get_or_insert_with(|| CompiledGlobs::all(&self.by[MatchedBy::Glob as usize]));
         let [exact, prefixes, suffixes, _] = &self.by;
