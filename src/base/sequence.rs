@@ -56,7 +56,7 @@ impl fmt::Debug for Versionstamp {
 /// assert!("0100".parse::<Sequence>().is_err());
 /// # Ok::<(), notibus::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sequence([u8; SEQUENCE_LEN]);
 
 impl Sequence {

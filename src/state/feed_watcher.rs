@@ -1,8 +1,8 @@
 //! The one poll of a process for rows of feeds, and the [`Listener`]s that wait for what it finds.
 //!
-//! Nobody else polls for rows. The watcher reads the pulse of the notifications, one key that every append moves: when this process has
-//! appended, when a watch says that another process has, and by its poll, which finds what no hint tells of. It publishes which lanes
-//! have moved, and up to where it has looked; so an idle process makes one read per interval, whatever waits in it.
+//! Nobody else polls for rows. The watcher reads the pulse of the notifications, one key that every append moves: when a watch says that
+//! it has moved, and by its poll, which finds what no hint tells of. It publishes which lanes others than this process have moved, and
+//! up to where it has looked; so an idle process makes one read per interval, whatever waits in it.
 //!
 //! Feeds of documents have no pulse, which would cost each edit a mutation. Notifications tell of nearly all edits. For the others the
 //! watcher looks at the ends of these feeds in turns: at each feed once a minute, a page of feeds at a time, and at so many shards a
@@ -74,7 +74,7 @@ pub(crate) struct Listener {
     patience: Duration,
     looks_at: Duration,
     heads: watch::Receiver<Heads>,
-    looked: watch::Receiver<u64>,
+    looked: watch::Receiver<Sequence>,
     watcher: Arc<JoinSet<()>>,
 }
 
@@ -116,7 +116,7 @@ impl Listener {
 
     /// Up to where the watcher has looked: no row up to there is behind heads that are read after this.
     pub fn looked_to(&self) -> Sequence {
-        Sequence::last_at(self.context.config.incarnation, *self.looked.borrow())
+        *self.looked.borrow()
     }
 
     /// Messages that come from now on are news: a read follows.
@@ -156,12 +156,13 @@ impl Listener {
         }
     }
 
-    /// Completes when the watcher has looked again, with the last position that it could see; with `None` if it has not looked for too
-    /// long. Cancel safe.
+    /// Completes when the heads have changed or the watcher has looked again, with the last position that it could see; with `None` if it
+    /// has not looked for too long. Cancel safe.
     pub async fn looked(&mut self) -> Option<Sequence> {
         let env = self.context.env().clone();
         let has_looked = tokio::select! {
             biased;
+            changed = self.heads.changed() => changed.is_ok(),
             looked = self.looked.changed() => looked.is_ok(),
             () = env.sleep(self.looks_at.saturating_sub(env.now())) => false,
         };
@@ -205,10 +206,12 @@ pub(crate) fn watcher(context: &Arc<Context>) -> Arc<JoinSet<()>> {
 
 struct Watcher {
     context: Arc<Context>,
-    appends: watch::Receiver<u64>,
-    /// The pulse of the notifications at the last look, and the version of that look.
+    /// The appends of this process, and the last one for which it has given up its watch.
+    appends: watch::Receiver<Sequence>,
+    appended: Sequence,
+    /// The pulse of the notifications at the last look, and the last position that the look could see.
     known: Option<PulseValue>,
-    seen: u64,
+    seen: Sequence,
     /// Completes when the watch counts as a hint, with false if it has failed; `None` if none is set.
     hint: Option<BoxFuture<'static, bool>>,
     /// When a watch is set, if there is none.
@@ -231,8 +234,9 @@ impl Watcher {
         Self {
             appends: context.wakeups.appends(),
             context: Arc::clone(context),
+            appended: Sequence::MIN,
             known: None,
-            seen: 0,
+            seen: Sequence::MIN,
             hint: None,
             watch_at: Duration::ZERO,
             poll: None,
@@ -272,7 +276,15 @@ impl Watcher {
                 Some(_) => interval,
                 None => interval.min(self.watch_at.saturating_sub(env.now())),
             };
-            let (hint, seen) = (&mut self.hint, self.seen);
+            // A watch would fire for what this process appends, and who follows has to be told of it. Nobody else asks.
+            let asks = self.hint.is_some() || wakeups.are_followed();
+            let (hint, after) = (&mut self.hint, self.appended.max(self.seen));
+            let appended = async {
+                if !asks {
+                    pending::<()>().await;
+                }
+                self.appends.wait_for(|append| *append > after).await.map(|append| *append)
+            };
             let hinted = async {
                 match hint {
                     Some(hint) => hint.await,
@@ -281,10 +293,12 @@ impl Watcher {
             };
             tokio::select! {
                 biased;
-                _ = self.appends.wait_for(|version| *version > seen) => {
-                    // The watch would fire for that, too. Under steady load of this process there is none.
+                appended = appended => {
+                    self.appended = appended.unwrap_or(after);
                     (self.hint, self.watch_at) = (None, env.now().saturating_add(HINT_INTERVAL));
-                    return false;
+                    if wakeups.are_followed() {
+                        return false;
+                    }
                 }
                 has_fired = hinted => {
                     self.hint = None;
@@ -320,18 +334,25 @@ impl Watcher {
             None => db.run(read).await?,
         };
         let pulse = PulseValue::new(pulse);
-        let moved = self.known.as_ref().map_or(Lanes::ALL, |known| pulse.moved_since(known));
         let to = Sequence::last_at(context.config.incarnation, version);
-        (self.known, self.seen) = (Some(pulse), version);
-        self.is_behind |= !moved.is_empty();
+        let own = wakeups.take_unseen(self.seen, to);
+        let moved = self.known.as_ref().map_or(Lanes::ALL, |known| pulse.moved_since(&known.after(&own)));
+        (self.known, self.seen) = (Some(pulse), to);
+        self.is_behind |= !moved.is_empty() || !own.is_empty();
         wakeups.moved(moved, to);
-        wakeups.looked(version);
+        wakeups.looked(to);
         let now = env.now();
         if self.hint.is_none() && self.watch_at <= now {
-            // A store whose watches fire for nothing costs a bounded rate.
-            let is_useless = has_hint && moved.is_empty();
-            let pause = if is_useless { USELESS_HINT_INTERVAL } else { HINT_INTERVAL };
-            self.watch(&key, version, now.saturating_add(pause)).await;
+            let last = *self.appends.borrow();
+            if last > self.appended {
+                // Under steady load of this process there is no watch.
+                (self.appended, self.watch_at) = (last, now.saturating_add(HINT_INTERVAL));
+            } else {
+                // A store whose watches fire for nothing costs a bounded rate.
+                let is_useless = has_hint && moved.is_empty();
+                let pause = if is_useless { USELESS_HINT_INTERVAL } else { HINT_INTERVAL };
+                self.watch(&key, version, now.saturating_add(pause)).await;
+            }
         }
         self.follow_documents().await?;
         self.look_at_documents().await

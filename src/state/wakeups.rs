@@ -4,6 +4,8 @@
 //! waits here, as a [`Listener`](super::feed_watcher::Listener). A head is never too low: a shard has no rows between its head and the
 //! position up to which the watcher has looked. So a reader that compares its own position with the head loses no message, whenever
 //! the message came.
+//!
+//! An append of this process moves the heads at once. The watcher expects it in the pulse, and so finds what others have appended.
 
 use std::{
     collections::BTreeMap,
@@ -24,6 +26,9 @@ use crate::{
     base::encoding::Sequence,
     state::keys::{FeedId, Lanes, ShardId},
 };
+
+/// The most appends of this process that are remembered between two looks of the watcher.
+const UNSEEN_MAX: usize = 10_000;
 
 /// The last position at which the shards of each lane may have rows.
 pub(crate) type LaneHeads = [Sequence; Lanes::COUNT];
@@ -79,14 +84,16 @@ impl Wanted {
 #[derive(Debug, Default)]
 pub(crate) struct Wakeups {
     notifications: watch::Sender<Heads>,
-    /// The version at which the watcher has looked. Rows of notifications up to it are at or before the heads.
-    looked: watch::Sender<u64>,
-    /// The version of the last append of this process to the notifications.
-    appends: watch::Sender<u64>,
+    /// The position up to which the watcher has looked. Rows of notifications up to it are at or before the heads.
+    looked: watch::Sender<Sequence>,
+    /// The last position of the last append of this process to the notifications.
+    appends: watch::Sender<Sequence>,
+    /// Such appends that the watcher has not seen in the pulse yet, or fewer, each with its last position.
+    unseen: Mutex<Vec<(Sequence, Lanes)>>,
     /// How many changes there were.
     count: AtomicU64,
     wanted: Mutex<Wanted>,
-    /// Wakes the watcher when a listener wants more of it.
+    /// Wakes the watcher when it is to look, or a listener wants more of it.
     more_wanted: Notify,
     /// The watcher, as long as there are listeners.
     watcher: Mutex<Option<(Weak<JoinSet<()>>, AbortHandle)>>,
@@ -104,7 +111,7 @@ impl Wakeups {
         feed: &FeedId,
         poll: Duration,
         follows: bool,
-    ) -> (watch::Receiver<Heads>, watch::Receiver<u64>) {
+    ) -> (watch::Receiver<Heads>, watch::Receiver<Sequence>) {
         let mut wanted = self.wanted.lock();
         let before = (wanted.poll_interval(), wanted.followers > 0);
         *wanted.polls.entry(poll).or_default() += 1;
@@ -136,7 +143,7 @@ impl Wakeups {
         }
     }
 
-    /// Completes when a listener has come that wants more of the watcher. Cancel safe.
+    /// Completes when the watcher is to look, or a listener has come that wants more of it. Cancel safe.
     pub async fn more_wanted(&self) {
         self.more_wanted.notified().await;
     }
@@ -161,21 +168,27 @@ impl Wakeups {
         if lanes.is_empty() {
             return;
         }
-        let count = self.next();
+        let (unseen, count) = (self.unseen.lock(), self.next());
         self.notifications.send_modify(|heads| {
             heads.count = count;
-            for (number, head) in heads.lanes.iter_mut().enumerate() {
-                if lanes.has(ShardId(number as u64)) {
+            for (shard, head) in
+                (0..).map(ShardId).zip(&mut heads.lanes).filter(|(shard, _)| lanes.has(*shard))
+            {
+                let known = if *head == Sequence::MAX {
+                    // Nothing was known before; appends of this process after the look are known, too.
+                    unseen.iter().filter(|(_, lanes)| lanes.has(shard)).map(|(append, _)| *append).max()
+                } else {
                     // A watcher that is being replaced may publish after the next one.
-                    *head = if *head == Sequence::MAX { to } else { to.max(*head) };
-                }
+                    Some(*head)
+                };
+                *head = known.map_or(to, |known| known.max(to));
             }
         });
     }
 
-    /// The watcher has looked at the notifications at `version`, and has published what it saw.
-    pub fn looked(&self, version: u64) {
-        self.looked.send_replace(version);
+    /// The watcher has looked at the notifications up to `to`, and has published what it saw.
+    pub fn looked(&self, to: Sequence) {
+        self.looked.send_replace(to);
     }
 
     /// A feed of documents may have rows anywhere.
@@ -212,17 +225,44 @@ impl Wakeups {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// This process has appended rows to the notifications at `version`. The watcher finds out in which shards.
-    pub fn appended(&self, version: u64) {
+    /// This process has appended rows to `lanes` of the notifications, once each; none of them is after `to`, the end of the commit.
+    pub fn appended(&self, lanes: Lanes, to: Sequence) {
+        let mut unseen = self.unseen.lock();
+        if unseen.len() == UNSEEN_MAX {
+            // They will seem to be appends of others.
+            unseen.clear();
+        }
+        unseen.push((to, lanes));
+        let count = self.next();
+        // Who takes what is unseen finds it in the heads.
+        self.notifications.send_modify(|heads| {
+            heads.count = count;
+            for (shard, head) in (0..).map(ShardId).zip(&mut heads.lanes) {
+                *head = if lanes.has(shard) { to.max(*head) } else { *head };
+            }
+        });
+        drop(unseen);
         self.appends.send_if_modified(|last| {
-            let is_later = version > *last;
-            *last = version.max(*last);
+            let is_later = to > *last;
+            *last = to.max(*last);
             is_later
         });
     }
 
+    /// Removes the appends of this process up to the position `to`, and returns the lanes of those after `from`.
+    pub fn take_unseen(&self, from: Sequence, to: Sequence) -> Vec<Lanes> {
+        let mut unseen = self.unseen.lock();
+        let seen: Vec<_> = unseen.extract_if(.., |(append, _)| *append <= to).collect();
+        seen.into_iter().filter(|(append, _)| *append > from).map(|(_, lanes)| lanes).collect()
+    }
+
+    /// Has the watcher look at once: there may be rows of which this process knows too little.
+    pub fn look(&self) {
+        self.more_wanted.notify_one();
+    }
+
     /// A receiver of [`Wakeups::appended`].
-    pub fn appends(&self) -> watch::Receiver<u64> {
+    pub fn appends(&self) -> watch::Receiver<Sequence> {
         self.appends.subscribe()
     }
 
@@ -273,6 +313,36 @@ mod tests {
         assert!(!one.has_changed().unwrap() && two.0.has_changed().unwrap());
         wakeups.leave(&documents, POLL, true);
         assert!(!wakeups.are_followed() && wakeups.documents().is_empty());
+    }
+
+    /// An append of this process may come while the watcher makes its first look, which has not seen it. The next look expects it, so nobody
+    /// else would wake a reader for it.
+    #[test]
+    fn a_first_look_keeps_an_append_that_it_has_not_seen() {
+        let (wakeups, lanes) = (Wakeups::default(), [ShardId(1)].into_iter().collect());
+        wakeups.appended(lanes, position(7));
+        wakeups.moved(Lanes::ALL, position(5));
+        let heads = *wakeups.notifications.borrow();
+        assert!(heads.may_have_rows(ShardId(1), position(6)));
+        assert!(
+            !heads.may_have_rows(ShardId(2), position(5)) && !heads.may_have_rows(ShardId(1), position(7))
+        );
+    }
+
+    /// The watcher expects each append once: one that it saw before it was told of it hides none of another process.
+    #[test]
+    fn an_append_counts_for_one_look() {
+        let (wakeups, lanes): (_, Lanes) = (Wakeups::default(), [ShardId(1)].into_iter().collect());
+        wakeups.appended(lanes, position(3));
+        wakeups.appended(lanes, position(8));
+        assert_eq!(wakeups.take_unseen(position(2), position(5)), [lanes]);
+        wakeups.appended(lanes, position(4));
+        assert_eq!(
+            wakeups.take_unseen(position(5), position(9)),
+            [lanes],
+            "the look before has seen the one at 4"
+        );
+        assert_eq!(wakeups.take_unseen(position(9), position(20)), []);
     }
 
     /// A message that comes while the watcher reads the heads of documents is not overwritten by what it reads: it may have read before.

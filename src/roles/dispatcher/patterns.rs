@@ -33,8 +33,6 @@ pub(super) struct Pattern {
     pub log: Log<Matched>,
     /// How many subscribers have the pattern; changed under the lock of the patterns only.
     subscribers: AtomicU32,
-    /// The index for subscribers that are taking rounds, while there are any.
-    newest: Mutex<Weak<Mutex<Newest>>>,
     /// Its index among the patterns of the batch that it matched last.
     index: AtomicU32,
 }
@@ -112,12 +110,14 @@ pub(super) struct Patterns {
     by: [ByText; 4],
     /// The compiled globs; `None` if the globs have changed since.
     compiled: Option<Vec<CompiledGlobs>>,
+    /// The indexes of the patterns whose subscribers take rounds, or took some. They are not in the pattern, because most have none.
+    newest: BTreeMap<PatternKey, Weak<Mutex<Newest>>>,
 }
 
 impl Patterns {
     pub fn new() -> Self {
         let everything = Pattern::new(Filter::all().key(), 0);
-        Self { everything, by: Default::default(), compiled: None }
+        Self { everything, by: Default::default(), compiled: None, newest: BTreeMap::new() }
     }
 
     /// The pattern `key`, if some subscriber has it.
@@ -157,6 +157,17 @@ impl Patterns {
         for Atom { by, text } in &pattern.key.atoms {
             self.of(*by).remove(pattern, text);
         }
+        self.newest.remove(&pattern.key);
+    }
+
+    /// The index of the newest rows of `pattern`, which all its subscribers share that take rounds.
+    pub fn newest(&mut self, pattern: &Pattern) -> Arc<Mutex<Newest>> {
+        let shared = self.newest.get(&pattern.key).and_then(Weak::upgrade);
+        shared.unwrap_or_else(|| {
+            let newest = Arc::default();
+            self.newest.insert(pattern.key.clone(), Arc::downgrade(&newest));
+            newest
+        })
     }
 
     /// Returns the patterns of one kind, for a change.
@@ -214,17 +225,7 @@ impl Patterns {
 impl Pattern {
     fn new(key: PatternKey, begin: u64) -> Arc<Self> {
         let (subscribers, index) = (AtomicU32::new(1), AtomicU32::new(0));
-        Arc::new(Self { key, log: Log::new(begin), subscribers, newest: Mutex::default(), index })
-    }
-
-    /// The index of its newest rows, which all who take rounds share.
-    pub fn newest(&self) -> Arc<Mutex<Newest>> {
-        let mut shared = self.newest.lock();
-        shared.upgrade().unwrap_or_else(|| {
-            let newest = Arc::default();
-            *shared = Arc::downgrade(&newest);
-            newest
-        })
+        Arc::new(Self { key, log: Log::new(begin), subscribers, index })
     }
 
     fn add_row(self: &Arc<Self>, row: u32, found: &mut Vec<(Arc<Self>, Indices)>) {

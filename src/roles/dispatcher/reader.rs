@@ -323,7 +323,7 @@ impl Reader {
         if shared.ring.read().superseded <= since.position() {
             return Ok(false);
         }
-        let mut newest = self.newest.get_or_insert_with(|| pattern.newest()).lock();
+        let mut newest = self.newest.get_or_insert_with(|| shared.patterns.lock().newest(pattern)).lock();
         let begin = shared.ring.read().begin;
         newest.read(&pattern.log, number, begin)?;
         Ok(newest.superseded > Some(since.position()))
@@ -333,7 +333,7 @@ impl Reader {
     /// the newer one no longer shows a deletion, because the janitor deleted the tombstone in between.
     fn take_round(&mut self, number: u64, since: Cursor) -> Result<Option<DeliveryBatch>, Empty> {
         let (pattern, shared) = (&self.pattern, &self.shared);
-        let mut newest = self.newest.get_or_insert_with(|| pattern.newest()).lock();
+        let mut newest = self.newest.get_or_insert_with(|| shared.patterns.lock().newest(pattern)).lock();
         let begin = shared.ring.read().begin;
         newest.read(&pattern.log, number, begin)?;
         let Page { rows, next, end } = newest.page(since.position(), shared.batch_rows_max);

@@ -94,7 +94,11 @@ async fn a_batch_that_leaves_the_ring_while_it_is_taken_is_not_passed() {
     assert!(paced.next().now_or_never().is_none());
     let shared = dispatcher.shared();
     shared.publish(vec![database("a", 101)], at(101), true);
-    let newest = shared.patterns.lock().all().last().unwrap().newest();
+    let newest = {
+        let mut patterns = shared.patterns.lock();
+        let pattern = Arc::clone(patterns.all().last().unwrap());
+        patterns.newest(&pattern)
+    };
     let state = Arc::clone(&paced.source.reader.state);
     let not_listed = Arc::strong_count(&state);
     let runtime = tokio::runtime::Handle::current();

@@ -26,7 +26,7 @@ use crate::{
         context::Context,
         feed::{Entries, FeedWriter, RawFeed, StoredRow},
         history::{Claim, History},
-        keys::{FoldMark, Partition, sequence_operand},
+        keys::{FoldMark, Lanes, Partition, sequence_operand},
         membership::Held,
         skipped::SkippedAt,
     },
@@ -59,14 +59,15 @@ pub(super) struct Done {
     pub folded: Counters,
     /// Those of them that are stale.
     pub stale: Counters,
-    /// Rows written.
+    /// Rows written, and their lanes.
     pub rows: u16,
+    pub lanes: Lanes,
     /// The key from which the next fold continues; `None` if all was folded.
     pub next: Option<Bytes>,
     /// Whether the fold wrote anything.
     pub committed: bool,
-    /// The version at which it was committed, or a later one at which that was found out.
-    pub version: u64,
+    /// The version at which it was committed; `None` if that is unknown, because the result of the commit was.
+    pub version: Option<u64>,
     /// Rows that were skipped because they cannot be decoded.
     pub skipped: Vec<(SkippedAt, Error)>,
     /// Failed attempts before this one.
@@ -101,9 +102,8 @@ impl Folder<'_> {
                 attempts.lock().0 += 1;
                 if self.has_committed(&tx, fold).await? {
                     // The last attempt committed although its result was unknown.
-                    let version = tx.read_version().await?;
                     let done = attempts.lock().1.clone();
-                    return Ok(Done { committed: true, version, ..done });
+                    return Ok(Done { committed: true, ..done });
                 }
                 // A fold that takes too long must become shorter at some time.
                 let size_max = (self.size_max >> (earlier / TRIES_OF_A_SIZE).min(16)).max(SIZE_MIN);
@@ -115,7 +115,7 @@ impl Folder<'_> {
         let (attempts, last) = attempts.into_inner();
         match result {
             Ok((done, committed)) => {
-                let version = committed.map_or(done.version, |committed| committed.versionstamp.version());
+                let version = committed.map(|committed| committed.versionstamp.version());
                 Ok(Done { retries: attempts - 1, version, ..done })
             }
             Err(error) => {
@@ -186,7 +186,7 @@ impl Folder<'_> {
         if !done.committed {
             return Ok(done);
         }
-        done.rows = writer.finish();
+        (done.rows, done.lanes) = writer.finish();
         let mark = FoldMark { epoch: self.lease.epoch, fold: fold + 1 };
         tx.set(&keys.fold_mark(self.partition), &mark.to_bytes());
         Ok(done)

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     base::{
         backoff::FAILURE_PAUSE,
+        encoding::Sequence,
         error::{Error, Result, StoreError},
     },
     state::{
@@ -188,7 +189,7 @@ impl Task {
 
     /// Counts the outcome of a fold, and wakes readers of the feed.
     fn account(&mut self, done: &Done) {
-        let Context { stats, wakeups, .. } = &*self.context;
+        let Context { stats, wakeups, config, .. } = &*self.context;
         stats.fold_retries.add(done.retries);
         for (place, error) in &done.skipped {
             self.context.skip(place, error);
@@ -212,7 +213,10 @@ impl Task {
             );
         }
         if done.rows > 0 {
-            wakeups.appended(done.version);
+            match done.version {
+                Some(version) => wakeups.appended(done.lanes, Sequence::last_at(config.incarnation, version)),
+                None => wakeups.look(),
+            }
         }
     }
 

@@ -236,7 +236,7 @@ impl<R: FeedRow> Feed<R> {
             Sequence::new(self.context.config.incarnation, committed.versionstamp, 0)
         });
         match self.id.instance() {
-            None => self.context.wakeups.appended(first.versionstamp().version()),
+            None => self.context.wakeups.look(),
             // The end of a shard causes no notification.
             Some(_) => self.context.wakeups.documents_moved(&self.id),
         }

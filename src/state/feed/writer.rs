@@ -115,12 +115,12 @@ impl<'a> FeedWriter<'a> {
         Ok(order)
     }
 
-    /// Moves the pulse of the feed, once for all rows. Returns the number of rows written.
-    pub fn finish(self) -> u16 {
+    /// Moves the pulse of the feed, once for all rows. Returns the number of rows written, and their lanes.
+    pub fn finish(self) -> (u16, Lanes) {
         if !self.appended.is_empty() {
             moved(self.tx, self.feed, self.appended);
         }
-        self.order
+        (self.order, self.appended)
     }
 }
 

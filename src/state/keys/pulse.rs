@@ -88,6 +88,21 @@ impl PulseValue {
             _ => Lanes::ALL,
         }
     }
+
+    /// What it is after an append to each of `appended`. A value that no append has written stays.
+    pub fn after(&self, appended: &[Lanes]) -> Self {
+        let Some(bytes) = self.0.as_deref().filter(|bytes| bytes.len() == LEN) else { return self.clone() };
+        // The store adds all bytes as one number, from the lowest on.
+        let mut sum = bytes.to_vec();
+        for lanes in appended {
+            let mut carry = 0;
+            for (byte, more) in sum.iter_mut().zip(lanes.to_operand()) {
+                let added = u16::from(*byte) + u16::from(more) + carry;
+                (*byte, carry) = (added as u8, added >> 8);
+            }
+        }
+        Self::new(Some(sum.into()))
+    }
 }
 
 impl Keys {
@@ -137,5 +152,16 @@ mod tests {
             assert_eq!(now.moved_since(before), Lanes::ALL);
         }
         assert!(value(b"odd").moved_since(&value(b"odd")).is_empty());
+    }
+
+    #[test]
+    fn appends_move_a_pulse_as_the_store_does() {
+        let value = |bytes: &[u8]| PulseValue::new(Some(Bytes::copy_from_slice(bytes)));
+        let mut full = lanes(&[1]).to_operand();
+        full[..LANE_LEN].fill(0xff);
+        let carried = value(&full).after(&[lanes(&[0]), lanes(&[3])]);
+        assert_eq!(carried, value(&lanes(&[1, 3]).to_operand()).after(&[lanes(&[1])]));
+        assert_eq!(value(b"odd").after(&[lanes(&[0])]), value(b"odd"));
+        assert_eq!(PulseValue::new(None).after(&[lanes(&[0])]), PulseValue::new(None));
     }
 }
