@@ -86,21 +86,20 @@ impl Dispatcher {
         self.shared.ring.read().position()
     }
 
-    /// For how long the tail has been behind; `end` is the present end of the feed. A tail that reads nothing is behind since its next
-    /// poll was due. One that reads is behind since an end was seen that it has not reached.
+    /// For how long the tail has been behind; `end` is the present end of the feed. One that reads nothing, or does not reach an end that
+    /// was seen, is behind since its next poll was due.
     #[cfg(feature = "http")]
     pub(crate) fn lag(&self, end: Sequence) -> std::time::Duration {
         let (now, (read_to, read_at)) = (self.shared.context.env().now(), self.shared.progress.get());
-        let overdue = now.saturating_sub(read_at).saturating_sub(self.shared.options.poll_interval);
         let mut wanted = self.shared.wanted.lock();
-        let behind = match *wanted {
-            Some((wanted, since)) if read_to < wanted => now.saturating_sub(since),
+        let since = match *wanted {
+            Some((wanted, since)) if read_to < wanted => since,
             _ => {
                 *wanted = Some((end, now));
-                std::time::Duration::ZERO
+                now
             }
         };
-        overdue.max(behind)
+        now.saturating_sub(read_at.min(since)).saturating_sub(self.shared.options.poll_interval)
     }
 
     /// Number of present subscriptions, without those whose stream or handle was dropped.
