@@ -304,11 +304,8 @@ fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
         let options = ConsumerOptions::default().poll_interval(NEVER);
         let consumer = own.consumer("c").unwrap().options(options);
         let consumer = consumer.run(move |work: Work<Notification>| {
-            let found = found.clone();
-            async move {
-                found.send(work.id().to_vec()).unwrap();
-                Ok(())
-            }
+            found.send(work.id().to_vec()).unwrap();
+            async { Ok(()) }
         });
         let consumer = consumer.await.unwrap();
         let of = |name: &str| (xxhash_rust::xxh3::xxh3_64(name.as_bytes()) % 2) as u32;

@@ -100,8 +100,9 @@ pub(crate) struct Wakeups {
 }
 
 impl Wakeups {
+    /// The first one is 1: the heads from before it have the number 0.
     fn next(&self) -> u64 {
-        self.count.fetch_add(1, Ordering::Relaxed)
+        self.count.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Adds a listener to `feed`, for which the watcher looks within each `poll`, until it [leaves](Wakeups::leave). A listener to documents
@@ -224,7 +225,7 @@ impl Wakeups {
 
     /// The number of the next change.
     pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+        self.count.load(Ordering::Relaxed) + 1
     }
 
     /// This process has appended rows to `lanes` of the notifications, once each; none of them is after `to`, the end of the commit.
