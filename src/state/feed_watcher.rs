@@ -277,7 +277,7 @@ impl Watcher {
                 Some(_) => interval,
                 None => interval.min(self.watch_at.saturating_sub(env.now())),
             };
-            // A watch would fire for what this process appends, and who follows has to be told of it. Nobody else asks.
+            // A watch would fire for what this process appends, and who follows has to learn of it. Nobody else asks.
             let asks = self.hint.is_some() || wakeups.are_followed();
             let (hint, after) = (&mut self.hint, self.appended.max(self.seen));
             let appended = async {

@@ -184,7 +184,7 @@ async fn a_name_that_is_chosen_for_its_hash_makes_nobody_forget_a_deferred_one()
             Ok(())
         }
     });
-    let pause = Duration::from_hours(1);
+    let pause = Duration::from_mins(5);
     let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
     let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();

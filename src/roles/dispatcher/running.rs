@@ -86,20 +86,23 @@ impl Dispatcher {
         self.shared.ring.read().position()
     }
 
-    /// For how long the tail has been behind; `end` is the present end of the feed. One that reads nothing, or does not reach an end that
-    /// was seen, is behind since its next poll was due.
+    /// For how long the tail has been behind; `end` is the present end of the feed. A tail that reads nothing is behind since its next
+    /// poll was due. One that reads is behind since an end was seen that it has not reached.
     #[cfg(feature = "http")]
     pub(crate) fn lag(&self, end: Sequence) -> std::time::Duration {
         let (now, (read_to, read_at)) = (self.shared.context.env().now(), self.shared.progress.get());
+        let overdue = now.saturating_sub(read_at).saturating_sub(self.shared.options.poll_interval);
         let mut wanted = self.shared.wanted.lock();
-        let since = match *wanted {
-            Some((wanted, since)) if read_to < wanted => since,
+        let behind = match *wanted {
+            Some((wanted, since)) if read_to < wanted => now.saturating_sub(since),
             _ => {
                 *wanted = Some((end, now));
-                now
+                // Where nothing is appended it comes there with the next look, and its poll may be rare.
+                self.shared.context.wakeups.look();
+                std::time::Duration::ZERO
             }
         };
-        now.saturating_sub(read_at.min(since)).saturating_sub(self.shared.options.poll_interval)
+        overdue.max(behind)
     }
 
     /// Number of present subscriptions, without those whose stream or handle was dropped.
