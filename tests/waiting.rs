@@ -271,6 +271,82 @@ fn a_tail_outlives_the_runtime_of_the_first() {
     });
 }
 
+/// The watcher of a process has ended with its runtime, and a notifier of the process appends all the time. The tail, which its appends woke,
+/// took the watcher for living, so nobody began another one, and what other processes appended was found by nobody.
+#[test]
+fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
+    let runtime =
+        || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let store = Store::memory();
+    let (first, second) = (runtime(), runtime());
+    let (bus, other) = first.block_on(async {
+        let options = || BusOptions::default().partitions(2).shards(4);
+        (Bus::open(&store, options()).await.unwrap(), Bus::open(&store, options()).await.unwrap())
+    });
+    let mut tail = bus.feed().tail(Sequence::MIN);
+    first.block_on(async {
+        // This tail starts the watcher of the process in the first runtime.
+        assert!(
+            tokio::time::timeout(Duration::from_secs(5), async {
+                loop {
+                    tail.next().await.unwrap();
+                }
+            })
+            .await
+            .is_err()
+        );
+    });
+    second.block_on(async {
+        let (own, foreign) = (joined(&bus).await, joined(&other).await);
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let _all = dispatcher.subscribe(Filter::all()).stream();
+        let (found, mut finds) = tokio::sync::mpsc::unbounded_channel();
+        let options = ConsumerOptions::default().poll_interval(NEVER);
+        let consumer = own.consumer("c").unwrap().options(options);
+        let consumer = consumer.run(move |work: Work<Notification>| {
+            found.send(work.id().to_vec()).unwrap();
+            async { Ok(()) }
+        });
+        let consumer = consumer.await.unwrap();
+        let of = |name: &str| (xxhash_rust::xxh3::xxh3_64(name.as_bytes()) % 2) as u32;
+        let (notifier, folds) = (
+            own.notifier(common::unpolled()).await.unwrap(),
+            foreign.notifier(common::unpolled()).await.unwrap(),
+        );
+        common::until("each has its half", async || {
+            notifier.partitions().len() == 1 && folds.partitions().len() == 1
+        })
+        .await;
+        let is_own = |name: &String| of(name) == notifier.partitions()[0];
+        let names = || (0..).map(|n| format!("db{n}"));
+        let mine = names().find(is_own).unwrap();
+        // They are in all shards, and those of this process in one.
+        let mut theirs: std::collections::BTreeSet<_> =
+            names().filter(|name| !is_own(name)).take(20).collect();
+        first.shutdown_background();
+        let busy = async {
+            loop {
+                record(&store, &bus, &db(&mine, 1), [0, 0, 1, 0]).await;
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+        };
+        let wanted = async {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            for name in &theirs {
+                record(&store, &other, &db(name, 1), [0, 0, 1, 0]).await;
+            }
+            while !theirs.is_empty() {
+                theirs.remove(&String::from_utf8(finds.recv().await.unwrap()).unwrap());
+            }
+        };
+        tokio::select! {
+            () = busy => {}
+            found = tokio::time::timeout(Duration::from_secs(20), wanted) => found.expect("it is found"),
+        }
+        drop(consumer);
+    });
+}
+
 /// Nobody who waits polls by itself while the process polls: a hundred tails of one process cost as much as one.
 #[tokio::test(start_paused = true)]
 async fn many_tails_cost_one_poll() {

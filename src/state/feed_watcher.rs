@@ -162,9 +162,10 @@ impl Listener {
         let env = self.context.env().clone();
         let has_looked = tokio::select! {
             biased;
-            changed = self.heads.changed() => changed.is_ok(),
             looked = self.looked.changed() => looked.is_ok(),
             () = env.sleep(self.looks_at.saturating_sub(env.now())) => false,
+            // Last, because an append of this process does not show that the watcher looks.
+            _ = self.heads.changed() => return Some(self.looked_to()),
         };
         if !has_looked {
             self.has_waited();
@@ -190,7 +191,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.context.wakeups.leave(&self.feed, self.poll, self.follows);
+        self.context.wakeups.leave(&self.feed, self.poll, self.follows, &mut self.heads);
     }
 }
 
@@ -276,7 +277,7 @@ impl Watcher {
                 Some(_) => interval,
                 None => interval.min(self.watch_at.saturating_sub(env.now())),
             };
-            // A watch would fire for what this process appends, and who follows has to be told of it. Nobody else asks.
+            // A watch would fire for what this process appends, and who follows has to learn of it. Nobody else asks.
             let asks = self.hint.is_some() || wakeups.are_followed();
             let (hint, after) = (&mut self.hint, self.appended.max(self.seen));
             let appended = async {

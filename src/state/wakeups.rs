@@ -100,8 +100,9 @@ pub(crate) struct Wakeups {
 }
 
 impl Wakeups {
+    /// The first one is 1: the heads from before it have the number 0.
     fn next(&self) -> u64 {
-        self.count.fetch_add(1, Ordering::Relaxed)
+        self.count.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Adds a listener to `feed`, for which the watcher looks within each `poll`, until it [leaves](Wakeups::leave). A listener to documents
@@ -128,16 +129,18 @@ impl Wakeups {
         (heads, self.looked.subscribe())
     }
 
-    /// Removes a listener, which is dropped next.
-    pub fn leave(&self, feed: &FeedId, poll: Duration, follows: bool) {
+    /// Removes a listener with its receiver.
+    pub fn leave(&self, feed: &FeedId, poll: Duration, follows: bool, heads: &mut watch::Receiver<Heads>) {
         let mut wanted = self.wanted.lock();
+        // Before the lock is free, so that of several that leave at once the last one finds no other.
+        *heads = self.notifications.subscribe();
         if let Some(listeners) = wanted.polls.get_mut(&poll) {
             *listeners -= 1;
         }
         wanted.polls.retain(|_, listeners| *listeners > 0);
         if feed.instance().is_some() {
             wanted.followers -= usize::from(follows);
-            if wanted.documents.get(feed).is_some_and(|heads| heads.receiver_count() <= 1) {
+            if wanted.documents.get(feed).is_some_and(|heads| heads.receiver_count() == 0) {
                 wanted.documents.remove(feed);
             }
         }
@@ -222,7 +225,7 @@ impl Wakeups {
 
     /// The number of the next change.
     pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+        self.count.load(Ordering::Relaxed) + 1
     }
 
     /// This process has appended rows to `lanes` of the notifications, once each; none of them is after `to`, the end of the commit.
@@ -300,7 +303,7 @@ mod tests {
         let (mut one, _) = wakeups.listen(&FeedId::notifications(), POLL, true);
         wakeups.more_wanted().await;
         assert!(!wakeups.are_followed());
-        let two = wakeups.listen(&documents, POLL, true);
+        let mut two = wakeups.listen(&documents, POLL, true);
         wakeups.more_wanted().await;
         assert!(wakeups.are_followed());
         wakeups.moved([ShardId(1)].into_iter().collect(), position(5));
@@ -311,8 +314,19 @@ mod tests {
         assert!(heads.may_have_rows(ShardId(2), position(5)), "nothing is known of it");
         wakeups.all_documents_moved();
         assert!(!one.has_changed().unwrap() && two.0.has_changed().unwrap());
-        wakeups.leave(&documents, POLL, true);
+        wakeups.leave(&documents, POLL, true, &mut two.0);
         assert!(!wakeups.are_followed() && wakeups.documents().is_empty());
+    }
+
+    /// Two listeners left at once, and each took the other for one that stays: the watcher looked at a feed without listeners for ever.
+    #[test]
+    fn a_feed_whose_listeners_leave_at_once_has_none() {
+        let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
+        let mut both = [0, 1].map(|_| wakeups.listen(&feed, POLL, true).0);
+        for heads in &mut both {
+            wakeups.leave(&feed, POLL, true, heads);
+        }
+        assert_eq!(wakeups.documents(), []);
     }
 
     /// An append of this process may come while the watcher makes its first look, which has not seen it. The next look expects it, so nobody
@@ -366,8 +380,9 @@ mod tests {
     #[test]
     fn a_feed_that_gets_listeners_again_has_no_number_of_before() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
-        let before = wakeups.listen(&feed, POLL, true).0.borrow().count;
-        wakeups.leave(&feed, POLL, true);
+        let mut first = wakeups.listen(&feed, POLL, true).0;
+        let before = first.borrow().count;
+        wakeups.leave(&feed, POLL, true, &mut first);
         let listener = wakeups.listen(&feed, POLL, true).0;
         assert_ne!(listener.borrow().count, before);
         wakeups.documents_moved(&feed);

@@ -159,3 +159,42 @@ async fn a_consumer_of_some_kinds_catches_up() {
     assert_eq!(log.calls(), 1);
     consumer.shutdown().await.unwrap();
 }
+
+/// What has keys was remembered by a hash that everybody can compute. A name with the hash of a deferred one made the member forget it: its next
+/// row was worked on at once, and what had failed before was news for nobody.
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_chosen_for_its_hash_makes_nobody_forget_a_deferred_one() {
+    const NAMES: [&str; 2] = ["{z9_6srk", "rtwghk3"];
+    let [one, other] = NAMES.map(|name| xxhash_rust::xxh3::xxh3_64(name.as_bytes()));
+    assert_eq!(one, other);
+    let fixture = ConsumerFixture::new(1).await;
+    let (store, seen) = (fixture.store.clone(), Arc::new(Mutex::new(Vec::new())));
+    let notes = Arc::clone(&seen);
+    let log = Log::doing(move |work: Work<Notification>| {
+        let (store, notes) = (store.clone(), Arc::clone(&notes));
+        async move {
+            let is_deferred = work.id() == NAMES[0].as_bytes();
+            if is_deferred && work.row().unwrap().totals.updated == 0 {
+                return Err("not yet".into());
+            }
+            let kinds = work.news().unwrap().kinds();
+            if !store.run(async |tx| work.commit_in(&tx).await).await?.is_already_committed() && is_deferred {
+                notes.lock().unwrap().push(kinds);
+            }
+            Ok(())
+        }
+    });
+    let pause = Duration::from_mins(5);
+    let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    fixture.create([NAMES[0]]).await;
+    until("it is deferred", async || !fixture.is_none_deferred().await).await;
+    fixture.create([NAMES[1]]).await;
+    pass(Duration::from_mins(1)).await;
+    fixture.update(NAMES[0], 0).await;
+    pass(pause * 3).await;
+    let seen = seen.lock().unwrap().clone();
+    assert!(seen.iter().any(|kinds| kinds.contains(EventKind::Created)), "{seen:?}");
+    drop(consumer);
+}

@@ -4,19 +4,21 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use notibus::{
     Cursor, Error, Filter, Notification,
-    consumer::{Batch, ConsumerSettings, FailurePolicy, Work},
-    store::{AtomicOp, Isolation},
+    consumer::{Batch, ConsumerSettings, FailurePolicy, Handler, HandlerResult, Work},
+    feed::ShardId,
+    store::{AtomicOp, Isolation, StoreError, testing::Operation},
 };
+use tokio::sync::Notify;
 
 use crate::{
-    common::{db, record, row_with, stored, until, within},
+    common::{db, joined, record, row_with, stored, until, within},
     fixture::{ConsumerFixture, Log, hinted, names, pass},
 };
 
@@ -345,4 +347,52 @@ async fn a_barrier_passes_any_number_of_rows_that_are_not_wanted() {
     within("the barrier", consumer.caught_up()).await.unwrap();
     assert_eq!(log.calls(), 0);
     drop(consumer);
+}
+
+/// A handler that begins once the gate is open.
+struct Late {
+    gate: Arc<Notify>,
+    has_come: Arc<AtomicUsize>,
+    log: Ids,
+}
+
+impl Handler<Work<Notification>> for Late {
+    async fn opened(&self, _: ShardId) {
+        self.has_come.fetch_add(1, Ordering::Relaxed);
+        self.gate.notified().await;
+    }
+
+    async fn handle(&self, work: Work<Notification>) -> HandlerResult {
+        self.log.handler()(work).await
+    }
+}
+
+/// The first change of the heads in a process had the number of those from before it. So a page that one consumer had read before the first
+/// look of the watcher was the newest for another one, which had no hint any more: the row of that look was lost until the next append.
+#[tokio::test(start_paused = true)]
+async fn a_page_from_before_the_first_look_is_not_the_newest_after_it() {
+    let fixture = ConsumerFixture::new(1).await;
+    fixture.create(["first"]).await;
+    let is_held = Arc::new(AtomicBool::new(true));
+    let held = Arc::clone(&is_held);
+    fixture.faults.plan_reads(move |operation| {
+        let is_pulse = matches!(operation, Operation::Get { key, .. } if key.starts_with(b"notibus\x15\x0f"));
+        (is_pulse && held.load(Ordering::Relaxed)).then_some(StoreError::IO_ERROR)
+    });
+    let late = Late { gate: Arc::default(), has_come: Arc::default(), log: Ids::new() };
+    let (gate, has_come, got) = (Arc::clone(&late.gate), Arc::clone(&late.has_come), late.log.clone());
+    let second = joined(&fixture.bus).await.consumer("late").unwrap().options(hinted());
+    let second = second.start_from(Cursor::BEGINNING).run(late).await.unwrap();
+    until("it has its shard", async || has_come.load(Ordering::Relaxed) == 1).await;
+    // It reads the first page, and no other.
+    let hangs = Rows::doing(async |_| std::future::pending().await);
+    let first = fixture.member().await.start_from(Cursor::BEGINNING);
+    let first = first.run_batches(hangs.handler()).await.unwrap();
+    hangs.until_calls(1).await;
+    fixture.create(["next"]).await;
+    is_held.store(false, Ordering::Relaxed);
+    pass(Duration::from_secs(5)).await;
+    gate.notify_one();
+    got.until_names(&["first".to_owned(), "next".to_owned()]).await;
+    drop((first, second));
 }

@@ -61,6 +61,21 @@ async fn ready_names_a_store_that_does_not_answer() {
     asked.end().await;
 }
 
+/// The tail of a dispatcher that polls rarely does not reach the end of a quiet feed before its next poll. It was called behind after three
+/// seconds, so that no node was ready of which nothing was wrong.
+#[tokio::test(start_paused = true)]
+async fn a_dispatcher_that_polls_rarely_is_ready() {
+    let rarely = DispatcherOptions::default().poll_interval(Duration::from_secs(20));
+    let asked = Claim::start(&Store::memory(), PREFIX, StartOptions::default().dispatcher(rarely)).await;
+    asked.until_ready().await;
+    for _ in 0..60 {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let last = asked.ready().await;
+        assert_eq!(last["status"], "ok", "{last}");
+    }
+    asked.end().await;
+}
+
 /// A fold that hangs fails nowhere, and its notifier lives and owns all partitions: only the age of the events shows it.
 #[tokio::test(start_paused = true)]
 async fn ready_names_a_notifier_that_hangs() {

@@ -1,6 +1,7 @@
 //! Writes all data of a bus to a stream: the bytes of an export, its tags, and the hash over them.
 
 use std::{
+    collections::VecDeque,
     io::{Read, Write},
     sync::Arc,
 };
@@ -72,30 +73,23 @@ struct Source {
     instead: Vec<u8>,
 }
 
-/// The rows to export. The keys are those after the prefix of the bus.
-async fn sources(context: &Context) -> Result<Vec<Source>> {
-    let keys = &context.keys;
-    let prefix = || Bytes::copy_from_slice(keys.prefix());
-    let own = |(what, range)| Source { what, range, prefix: prefix(), instead: Vec::new() };
-    let mut sources: Vec<_> = keys.relocated().map(own).collect();
-    let mut rest = Some(RangeRead::new(keys.all_topologies()));
-    while let Some(read) = rest {
-        let page = context.store.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
-        for row in &page.rows {
-            // An entry that cannot be decoded moves as it is.
-            if let Ok((feed, entry)) = keys.topology_row(row)
-                && let Layout::Legacy(prefix) = entry.layout
-                && !prefix.is_empty()
-            {
-                let rows = keys.shard_rows(&feed, ShardId(0));
-                let instead = rows.prefix()[keys.prefix().len()..].to_vec();
-                let range = KeyRange::prefix(prefix.clone());
-                sources.push(Source { what: "rows of legacy ranges", range, prefix, instead });
-            }
-        }
-        rest = read.after(&page);
+/// The rows of the bus. The keys are those after its prefix.
+fn sources(keys: &Keys) -> Vec<Source> {
+    let prefix = Bytes::copy_from_slice(keys.prefix());
+    let own = |(what, range)| Source { what, range, prefix: prefix.clone(), instead: Vec::new() };
+    keys.relocated().map(own).collect()
+}
+
+/// The legacy range that the topology entry `row` names, if it is one and names one. An entry that cannot be decoded moves as it is.
+fn legacy(keys: &Keys, row: &Row) -> Option<Source> {
+    if !keys.all_topologies().contains(&row.0) {
+        return None;
     }
-    Ok(sources)
+    let (feed, entry) = keys.topology_row(row).ok()?;
+    let Layout::Legacy(prefix) = entry.layout else { return None };
+    let instead = keys.shard_rows(&feed, ShardId(0)).prefix()[keys.prefix().len()..].to_vec();
+    let range = KeyRange::prefix(prefix.clone());
+    (!prefix.is_empty()).then_some(Source { what: "rows of legacy ranges", range, prefix, instead })
 }
 
 fn moved(keys: &Keys, source: &Source, row: &Row) -> (Vec<u8>, Bytes) {
@@ -111,16 +105,18 @@ fn moved(keys: &Keys, source: &Source, row: &Row) -> (Vec<u8>, Bytes) {
     ([&source.instead, &key[source.prefix.len()..]].concat(), value)
 }
 
-/// Passes all rows of `sources` to `sink`, in order, as exported. Returns whether all were read at one version, and the last version.
+/// Passes all rows of `sources`, and of the legacy ranges that are named there, to `sink`, in order, as exported. Returns whether all were
+/// read at one version, and the last version.
 async fn scan(
     context: &Context,
-    sources: &[Source],
+    sources: Vec<Source>,
     mut sink: impl FnMut(&Source, &[u8], &[u8]) -> Result<()>,
 ) -> Result<(bool, u64)> {
     let store = &context.store;
     let mut version = store.run(async |tx| tx.read_version().await).await?;
     let mut is_one_version = true;
-    for source in sources {
+    let mut sources = VecDeque::from(sources);
+    while let Some(source) = sources.pop_front() {
         let mut rest = Some(RangeRead::new(source.range.clone()));
         while let Some(read) = &rest {
             match store.read_at(version, async |tx| tx.get_range(read, Isolation::Snapshot).await).await? {
@@ -130,8 +126,9 @@ async fn scan(
                 }
                 Some(page) => {
                     for row in &page.rows {
-                        let (key, value) = moved(&context.keys, source, row);
-                        sink(source, &key, &value)?;
+                        let (key, value) = moved(&context.keys, &source, row);
+                        sink(&source, &key, &value)?;
+                        sources.extend(legacy(&context.keys, row));
                     }
                     rest = read.clone().after(&page);
                 }
@@ -142,7 +139,7 @@ async fn scan(
 }
 
 /// The hash of the present rows of `sources`.
-async fn hash_of(context: &Context, sources: &[Source]) -> Result<u64> {
+async fn hash_of(context: &Context, sources: Vec<Source>) -> Result<u64> {
     let mut hash = Xxh3Default::new();
     scan(context, sources, |_, key, value| {
         hash.update(key);
@@ -165,14 +162,15 @@ pub(crate) async fn export(
         Some(Silence::of_bus(&context.store, &context.keys).await?)
     };
     context.store.run(async |tx| History::of(context).check(&tx, Claim::Rows).await).await?;
-    let sources = sources(context).await?;
+    let all = || sources(&context.keys);
+    let counting = &all()[0].range;
     let mut out = Hashed::new(out);
     out.put(&[MAGIC, &FORMAT.to_be_bytes(), &context.config.to_bytes()].concat())?;
     let mut exported = Exported { rows: 0, held: Vec::new() };
     let (mut hash, mut counters) = (Xxh3Default::new(), Xxh3Default::new());
-    let (is_one_version, version) = scan(context, &sources, |source, key, value| {
+    let (is_one_version, version) = scan(context, all(), |source, key, value| {
         exported.add(source.what);
-        let is_counter = source.range == sources[0].range;
+        let is_counter = source.range == *counting;
         for hash in [Some(&mut hash), Some(&mut counters).filter(|_| is_counter)].into_iter().flatten() {
             hash.update(key);
             hash.update(value);
@@ -184,8 +182,9 @@ pub(crate) async fn export(
     .await?;
     // If the export took longer than a snapshot lives, a second read of all rows shows writes in between. If the bus should be at
     // rest, a second read of the counters shows a producer that still records.
-    let is_whole = is_one_version || hash_of(context, &sources).await? == hash.digest();
-    let is_at_rest = silence.is_none() || hash_of(context, &sources[..1]).await? == counters.digest();
+    let is_whole = is_one_version || hash_of(context, all()).await? == hash.digest();
+    let is_at_rest = silence.is_none()
+        || hash_of(context, all().into_iter().take(1).collect()).await? == counters.digest();
     if !is_whole || !is_at_rest {
         let reason =
             "the bus was written meanwhile; stop its producers, notifiers and other roles, and try again";

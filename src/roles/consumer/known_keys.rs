@@ -2,10 +2,13 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    hash::BuildHasher,
+    sync::LazyLock,
     time::Duration,
 };
 
 use bytes::Bytes;
+use foldhash::quality::RandomState;
 
 use crate::base::encoding::Sequence;
 
@@ -88,8 +91,10 @@ impl KnownKeys {
     }
 }
 
+/// The hash of `id` in this process. Callers choose the ids, so it is seeded: nobody can choose one for the hash of another.
 pub(super) fn hash_of(id: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(id)
+    static SEEDED: LazyLock<RandomState> = LazyLock::new(RandomState::default);
+    SEEDED.hash_one(id)
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use crate::{
     },
     roles::changes::Change,
     state::{
-        feed::{FeedRow, StoredRow},
+        feed::{FeedRow, StoredRow, StoredShardPage},
         feed_watcher::Listener,
         keys::ShardId,
         notification_feed::NotificationFeed,
@@ -60,7 +60,7 @@ const WRITER: &str = "low watermark of a consumer";
 struct Passed {
     /// Up to where there is no other.
     to: Sequence,
-    /// Whether no wanted row was met.
+    /// Whether no wanted row was met, nor the end of the shard, after which rows of its ids may be elsewhere.
     is_all: bool,
 }
 
@@ -202,10 +202,12 @@ impl Member {
                 tx.set_option(TransactionOption::Priority(Priority::Batch));
                 self.feed().kept_shard_page(&tx, shard, passed.to, PAGE_ROWS).await
             };
-            let page = match self.context.store.run(read).await {
+            let StoredShardPage { page, resharded } = match self.context.store.run(read).await {
                 // The consumer has left the shard since its checkpoint was read, and the janitor has dropped it.
-                Err(Error::NoShard { is_trimmed: true, .. }) => return Ok(passed),
-                page => page?.page,
+                Err(Error::NoShard { is_trimmed: true, .. }) => {
+                    return Ok(Passed { is_all: false, ..passed });
+                }
+                page => page?,
             };
             for row in &page.rows {
                 if self.is_wanted(row, &stored, barrier) {
@@ -213,7 +215,7 @@ impl Member {
                     return Ok(Passed { to, is_all: false });
                 }
             }
-            passed.to = page.next.position();
+            (passed.to, passed.is_all) = (page.next.position(), resharded.is_none());
             if !page.more {
                 break;
             }
@@ -276,19 +278,12 @@ impl Member {
     async fn has_passed(&self, at: Sequence) -> Result<bool> {
         let read = async |tx: Transaction| {
             self.existing(&tx, Isolation::Snapshot).await?;
-            tokio::try_join!(
-                self.checkpoints(&tx),
-                self.low_watermark(&tx, Isolation::Snapshot),
-                self.feed().topology(&tx)
-            )
+            tokio::try_join!(self.checkpoints(&tx), self.low_watermark(&tx, Isolation::Snapshot))
         };
-        let (stored, low, topology) = self.context.store.run(read).await?;
+        let (stored, low) = self.context.store.run(read).await?;
         for (shard, stored) in stored {
             let knows_all = matches!(stored.knowledge(), Knowledge::UpTo(known) if known >= at);
-            if !knows_all
-                && (topology.entry_of(shard)?.1.is_some()
-                    || !self.unwanted_up_to(shard, stored, low, Some(at)).await?.is_all)
-            {
+            if !knows_all && !self.unwanted_up_to(shard, stored, low, Some(at)).await?.is_all {
                 return Ok(false);
             }
         }

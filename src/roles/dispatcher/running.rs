@@ -97,6 +97,8 @@ impl Dispatcher {
             Some((wanted, since)) if read_to < wanted => now.saturating_sub(since),
             _ => {
                 *wanted = Some((end, now));
+                // Where nothing is appended it comes there with the next look, and its poll may be rare.
+                self.shared.context.wakeups.look();
                 std::time::Duration::ZERO
             }
         };

@@ -32,7 +32,7 @@ pub(crate) use self::counting::{Counted, KnownMarks, Mark};
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
     merge::StoredRow,
-    reader::Newest,
+    reader::{Newest, StoredShardPage},
     reshard::{NewTopology, check_legacy_prefix},
     topology::{Entries, Topology},
     writer::{FeedWriter, PendingRows, RowPlace, append, remove},
