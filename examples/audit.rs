@@ -1,4 +1,4 @@
-//! An audit log that counts events exactly once, whatever happens: each batch is counted in the transaction that commits the progress of
+//! An audit log that counts news of databases exactly once, whatever happens: each batch is counted in the transaction that commits the progress of
 //! its consumer. A member dies in the middle of its work, and another one goes on.
 //!
 //! Run it with `cargo run --example audit`.

@@ -10,8 +10,12 @@ use std::{fs, path::Path, time::Duration};
 use common::{db, eager, joined, record, row_with, wide_bus, within};
 use disk::SimulatedDisk;
 use notibus::{
-    Bus, Cursor, DispatcherOptions, Error, Filter, Sequence, consumer::ConsumerSettings, cursor::Start,
-    dispatcher::Item, event::Versionstamp, store::Store,
+    Bus, BusOptions, Cursor, DispatcherOptions, Error, Filter, Sequence,
+    consumer::ConsumerSettings,
+    cursor::Start,
+    dispatcher::Item,
+    event::{Incarnation, Versionstamp},
+    store::Store,
 };
 use tokio_stream::StreamExt;
 
@@ -94,6 +98,32 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
         dispatcher.shutdown().await;
         notifier.shutdown().await.unwrap();
     }
+}
+
+/// Bug: a raise ended the incarnation at its last row, and refused who had read to the end of the copy: so a job that had kept its cursor in
+/// the store expired for good. Fix: a folder knows up to where the copy went.
+#[tokio::test]
+async fn what_was_kept_in_a_copy_stays_valid_after_a_raise() {
+    let parent = tempfile::tempdir().unwrap();
+    let (folder, copy) = (parent.path().join("store"), parent.path().join("copy"));
+    let store = Store::open_dir(&folder).unwrap();
+    let bus = wide_bus(&store).await;
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    update(&store, &bus, 1).await;
+    // A commit after the last row, which a reader at rest has passed.
+    store.run(async |tx| Ok(tx.set(b"layer", b"1"))).await.unwrap();
+    let kept = bus.feed().page(Cursor::BEGINNING, 10).await.unwrap().next;
+    Store::backup_dir(&folder, &copy).unwrap();
+    update(&store, &bus, 2).await;
+    let lost = bus.feed().page(kept, 10).await.unwrap().next;
+    notifier.shutdown().await.unwrap();
+    drop((bus, store));
+
+    let store = Store::open_dir(&copy).unwrap();
+    Bus::raise_incarnation(&store, &BusOptions::default().prefix, Incarnation(0), true).await.unwrap();
+    let bus = wide_bus(&store).await;
+    assert!(!is_expired(&bus, kept).await && is_expired(&bus, lost).await);
 }
 
 /// A store in memory that begins again knows nothing of those before it.

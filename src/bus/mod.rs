@@ -127,7 +127,7 @@ pub struct Bus {
 }
 
 impl Bus {
-    /// Opens the bus in `db`, and creates it if there is none under the prefix. Must be called within a tokio runtime.
+    /// Opens the bus in `store`, and creates it if there is none under the prefix. Must be called within a tokio runtime.
     ///
     /// Fails with [`Error::Invalid`] if an option is out of its limits, with [`Error::ConfigMismatch`] if the bus was created with
     /// another number of partitions, and with [`Error::ImportUnderWay`] while a bus is being imported under the prefix.
@@ -143,7 +143,7 @@ impl Bus {
         Self::checked(store, keys, config, schemes).await
     }
 
-    /// Opens an existing bus in `db` under `prefix`, with its stored options. Must be called within a tokio runtime.
+    /// Opens an existing bus in `store` under `prefix`, with its stored options. Must be called within a tokio runtime.
     ///
     /// Fails with [`Error::Invalid`] if there is none, and with [`Error::ImportUnderWay`] while one is being imported.
     pub async fn open_existing(store: &Store, prefix: &[u8]) -> Result<Self> {

@@ -111,7 +111,7 @@ impl<'a> History<'a> {
     }
 
     /// The last sequence that is known to exist in `incarnation`.
-    async fn end_of(self, tx: &Transaction, incarnation: Incarnation) -> Result<Option<Sequence>> {
+    pub async fn end_of(self, tx: &Transaction, incarnation: Incarnation) -> Result<Option<Sequence>> {
         let key = self.keys.end_of_incarnation(incarnation);
         let stored = tx.get(&key, Isolation::Snapshot).await?;
         stored.map(|stored| Sequence::from_bytes(&stored).map_err(|error| error.at(&key))).transpose()

@@ -1,7 +1,7 @@
 //! [`LastSeen`]: since when a value has been seen unchanged, by the observer's clock.
 //!
-//! A process knows by one of them who lives, [`NodesSeen`]: the watch over the neighbours, readiness, the status and the metrics note
-//! in it what they read of nodes, and judge by it.
+//! A process has one of them for nodes, [`NodesSeen`]. The watch over the neighbours, readiness, the status and the metrics note in it
+//! what they read of nodes, and ask it who lives.
 
 use std::{collections::BTreeMap, time::Duration};
 

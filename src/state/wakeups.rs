@@ -343,7 +343,7 @@ mod tests {
         );
     }
 
-    /// The watcher expects each append once: one that it saw before it was told of it hides none of another process.
+    /// The watcher expects each append once: one that it saw before it heard of it hides none of another process.
     #[test]
     fn an_append_counts_for_one_look() {
         let (wakeups, lanes): (_, Lanes) = (Wakeups::default(), [ShardId(1)].into_iter().collect());

@@ -36,6 +36,11 @@ pub(crate) trait Backend: Send + Sync + 'static {
         true
     }
 
+    /// The last version that the store gave out before it was opened, if it knows.
+    fn last_before_opening(&self) -> Option<u64> {
+        None
+    }
+
     /// The error of the last commit, if it had no room on the disk.
     fn shortage(&self) -> Option<StoreError> {
         None

@@ -263,6 +263,11 @@ impl Store {
         self.backend.may_have_used(version)
     }
 
+    /// The last version that the store gave out before it was opened: [`Backend::last_before_opening`].
+    pub(crate) fn last_before_opening(&self) -> Option<u64> {
+        self.backend.last_before_opening()
+    }
+
     /// The error of the last commit, if it had no room on the disk of the folder. Nothing is lost, and commits succeed again once there
     /// is room.
     pub fn shortage(&self) -> Option<Error> {

@@ -10,30 +10,30 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 175),
-    ("src/base", 3_620),
-    ("src/store", 1_395),
-    ("src/store/embedded", 5_800),
+    ("src/base", 3_625),
+    ("src/store", 1_405),
+    ("src/store/embedded", 5_815),
     ("src/store/fdb", 870),
     ("src/store/testing", 1_055),
-    ("src/state", 2_905),
-    ("src/state/keys", 2_575),
+    ("src/state", 3_010),
+    ("src/state/keys", 2_600),
     ("src/state/feed", 1_965),
     ("src/state/membership", 2_490),
     ("src/roles", 200),
     ("src/roles/producer", 545),
-    ("src/roles/notifier", 1_945),
-    ("src/roles/dispatcher", 3_455),
+    ("src/roles/notifier", 1_950),
+    ("src/roles/dispatcher", 3_470),
     ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
     ("src/roles/consumer", 6_415),
     ("src/bus", 1_435),
-    ("src/bus/relocation", 615),
+    ("src/bus/relocation", 625),
     ("src/front", 6_335),
     ("src/bin", 2_340),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 47_730;
+const SRC_LINES: usize = 47_920;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 212;

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     base::{
-        encoding::Incarnation,
+        encoding::{Incarnation, Sequence},
         error::{Error, Result},
     },
     bus::Bus,
@@ -46,7 +46,7 @@ impl Bus {
         import(store, &Keys::new(prefix)?, input).await
     }
 
-    /// The incarnation of the bus in `db` under `prefix`, without opening it.
+    /// The incarnation of the bus in `store` under `prefix`, without opening it.
     ///
     /// Fails with [`Error::Invalid`] if there is none.
     pub async fn stored_incarnation(store: &Store, prefix: &[u8]) -> Result<Incarnation> {
@@ -54,7 +54,7 @@ impl Bus {
         Ok(store.run(async |tx| stored(&tx, &keys).await).await?.incarnation)
     }
 
-    /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after an older state of the whole store was restored:
+    /// Raises the incarnation of the bus in `store` under `prefix` from `from` by one, after an older state of the whole store was restored:
     /// then the store stands before its own rows ([`Error::OlderThanRows`]), and nothing is folded until this is done. Returns the new
     /// incarnation; a retry after a failure does not raise it twice. Readers that had read further than the copy get
     /// [`Error::Expired`].
@@ -84,8 +84,8 @@ async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
 /// Raises the incarnation of the bus under `keys`. See [`Bus::raise_incarnation`](crate::Bus::raise_incarnation).
 ///
 /// The same transaction removes nodes, leases and fold marks. So a process that lives, or was only paused, has no lease any more: no
-/// fold, batch or pass of it commits, and its heartbeat finds that the bus is gone. The last sequence of the incarnation before stays
-/// in the table as it is: what readers have seen behind it was not restored.
+/// fold, batch or pass of it commits, and its heartbeat finds that the bus is gone. What readers have seen behind the last sequence of
+/// the incarnation before was not restored. A folder knows how far the copy went, and keeps readers that had read to its end.
 async fn raise(store: &Store, keys: &Keys, from: Incarnation, force: bool) -> Result<Incarnation> {
     let history = History { store, keys, incarnation: from };
     // Nodes that live beside a store that is older than its rows do nothing. Others do, unless its opening has kept them out.
@@ -106,12 +106,19 @@ async fn raise(store: &Store, keys: &Keys, from: Incarnation, force: bool) -> Re
             Err(error) => return Err(error),
             Ok(last) if !force => {
                 let reason = format!(
-                    "the store is at {last}, later than all of its rows, as if nothing was restored: `force` raises it where a \
-                     copy was restored into a store of later versions and no node has run since"
+                    "the store is at {last}, later than all of its rows, as if nothing was restored: raise it with --force \
+                     where a copy was restored into a store of later versions and no node has run since"
                 );
                 return Err(Error::invalid("incarnation", reason));
             }
-            Ok(_) => {}
+            Ok(_) => {
+                // Readers of the copy itself may have known of the time after its last row.
+                let known = store.last_before_opening().map(|version| Sequence::last_at(from, version));
+                let end = history.end_of(&tx, from).await?.max(known);
+                if let Some(end) = end {
+                    tx.set(&keys.end_of_incarnation(from), end.as_bytes());
+                }
+            }
         }
         if let Some(silence) = &silence {
             silence.check(&tx, keys).await?;

@@ -219,6 +219,11 @@ impl Engine {
         self.history.contains(version) || self.core().has_used(version)
     }
 
+    /// The last version that it gave out before it was opened.
+    pub fn last_before_opening(&self) -> Option<u64> {
+        self.history.last()
+    }
+
     pub(super) fn failed(&self) -> &Arc<Failed> {
         &self.failed
     }

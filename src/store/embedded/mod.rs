@@ -60,6 +60,10 @@ impl Backend for Embedded {
         self.0.may_have_used(version)
     }
 
+    fn last_before_opening(&self) -> Option<u64> {
+        self.0.last_before_opening()
+    }
+
     fn shortage(&self) -> Option<StoreError> {
         self.0.failed().shortage()
     }

@@ -52,8 +52,8 @@ mod tests {
         }
     }
 
-    /// Behaves as the client's future: its result comes in the middle of the poll of this number, after the check and
-    /// before the registration.
+    /// Behaves as the client's future. Its result comes within poll number `comes_in`, after that poll has looked for it and before it
+    /// has registered the waker.
     struct Racing {
         polls: usize,
         comes_in: usize,

@@ -129,7 +129,7 @@ struct Planned {
 }
 
 impl Faults {
-    /// A store around that of `db`.
+    /// A store that asks `store`, and fails as it is ordered to.
     pub fn new(store: &Store) -> Self {
         let plans = Arc::default();
         Self { database: wrap(store, &plans), plans }

@@ -22,7 +22,7 @@ pub struct Trace {
 struct Record(Mutex<BTreeMap<u64, Attempt>>);
 
 impl Trace {
-    /// A store around that of `db`.
+    /// A store that traces what is asked of `store`.
     pub fn new(store: &Store) -> Self {
         let record = Arc::default();
         Self { database: wrap(store, &record), record }

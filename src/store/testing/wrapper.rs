@@ -161,6 +161,10 @@ impl<I: Interceptor> Backend for Wrapper<I> {
         self.inner.may_have_used(version)
     }
 
+    fn last_before_opening(&self) -> Option<u64> {
+        self.inner.last_before_opening()
+    }
+
     fn shortage(&self) -> Option<StoreError> {
         self.inner.shortage()
     }

@@ -34,6 +34,11 @@ impl History {
         self.end_of(version).is_some()
     }
 
+    /// The last version that the folder has used.
+    pub fn last(&self) -> Option<u64> {
+        self.0.last().map(|(_, last)| *last)
+    }
+
     /// The last version of the opening that has used `version`.
     pub fn end_of(&self, version: u64) -> Option<u64> {
         let later = self.0.partition_point(|(first, _)| *first <= version);

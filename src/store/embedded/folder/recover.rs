@@ -47,7 +47,7 @@ pub(super) struct Last {
     pub number: u64,
     /// The offset of its last whole record.
     pub begin: u64,
-    /// The end of its whole records.
+    /// Where its last whole record ends.
     pub end: u64,
     /// How many bytes are behind that end.
     pub torn_len: u64,
