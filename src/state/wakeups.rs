@@ -318,7 +318,7 @@ mod tests {
         assert!(!wakeups.are_followed() && wakeups.documents().is_empty());
     }
 
-    /// Two listeners left at once, and each took the other for one that stays: the watcher looked at a feed without listeners for ever.
+    /// Bug: two listeners left at once, and each took the other for one that stays, so the watcher went on to look at a feed without listeners.
     #[test]
     fn a_feed_whose_listeners_leave_at_once_has_none() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));

@@ -221,7 +221,7 @@ impl Engine {
 
     /// The last version that it gave out before it was opened.
     pub fn last_before_opening(&self) -> Option<u64> {
-        self.history.last()
+        self.history.last_before_opening()
     }
 
     pub(super) fn failed(&self) -> &Arc<Failed> {

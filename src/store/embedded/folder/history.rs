@@ -34,9 +34,10 @@ impl History {
         self.end_of(version).is_some()
     }
 
-    /// The last version that the folder has used.
-    pub fn last(&self) -> Option<u64> {
-        self.0.last().map(|(_, last)| *last)
+    /// The last version that the folder had used before the present opening.
+    pub fn last_before_opening(&self) -> Option<u64> {
+        let [.., (_, last), _] = &self.0[..] else { return None };
+        Some(*last)
     }
 
     /// The last version of the opening that has used `version`.
