@@ -101,6 +101,16 @@ impl DbHandler<IndexBuild> for Indexer {
         let to = match job.run(work).await {
             // The database has ended; `deleted` follows.
             Err(notibus::Error::NoFeed { .. }) => return Ok(()),
+            // The store may be a restored copy. The index begins again with the next attempt.
+            Err(error @ notibus::Error::Expired { .. }) => {
+                let clear = async |tx: Transaction| {
+                    build.verify(&tx).await?;
+                    tx.clear_range(&KeyRange::prefix(index_of(&db)));
+                    Ok(())
+                };
+                self.layer.store.run(clear).await?;
+                return Err(error.into());
+            }
             ended => ended?,
         };
         let key = format!("{}to", index_of(&db));

@@ -15,7 +15,7 @@ use notibus::{
     cursor::Start,
     dispatcher::Item,
     event::{Incarnation, Versionstamp},
-    store::Store,
+    store::{Store, Transaction},
 };
 use tokio_stream::StreamExt;
 
@@ -112,7 +112,11 @@ async fn what_was_kept_in_a_copy_stays_valid_after_a_raise() {
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     update(&store, &bus, 1).await;
     // A commit after the last row, which a reader at rest has passed.
-    store.run(async |tx| Ok(tx.set(b"layer", b"1"))).await.unwrap();
+    let write = async |tx: Transaction| {
+        tx.set(b"layer", b"1");
+        Ok(())
+    };
+    store.run(write).await.unwrap();
     let kept = bus.feed().page(Cursor::BEGINNING, 10).await.unwrap().next;
     Store::backup_dir(&folder, &copy).unwrap();
     update(&store, &bus, 2).await;

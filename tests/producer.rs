@@ -211,7 +211,8 @@ async fn an_event_is_notified_if_and_only_if_its_transaction_committed() {
         }
         tokio::time::sleep(Duration::from_millis(random.u64(..3))).await;
     }
-    for (place, &count) in expected.iter().enumerate() {
+    // One of a hundred times a database has none.
+    for (place, &count) in expected.iter().enumerate().filter(|(_, count)| **count > 0) {
         row_with(&bus, &db(&format!("db{place}"), 1), [0, 0, count, 0]).await;
     }
     assert_eq!(bus.stats().folded.updated, expected.iter().sum::<u64>());
