@@ -523,7 +523,7 @@ impl Oracle {
                     .fails(format!("{name} has forgotten {id:?}, and not learned of the end of {begun}"));
             }
             if asks {
-                progress.ask(self.commits);
+                progress.ask(self.commits, again(&after));
             } else if let Some(given_up) = given_up {
                 findings.witness(Witness::DeferredIdDiscarded);
                 progress.give_up(given_up.done.position(), is_batch);

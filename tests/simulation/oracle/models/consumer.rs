@@ -96,6 +96,8 @@ pub(crate) struct Progress {
     pub begun: BTreeSet<DbInstance>,
     /// The present request to work again: after how many commits it came.
     pub asked: Option<u64>,
+    /// What was drawn for the last request. A retry of one that may have been answered comes with the same.
+    words: Option<[u8; 16]>,
     /// How often the work may be done once more in the row in which it was finished: once for each request.
     repeats: u32,
     /// Whether an operator has given it up last, which batches do not read.
@@ -106,8 +108,10 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// A request to work again comes after so many commits. It may replace one that a run is about to answer.
-    pub fn ask(&mut self, commits: u64) {
-        self.asked = Some(commits);
+    pub fn ask(&mut self, commits: u64, words: Option<[u8; 16]>) {
+        if self.words != words {
+            (self.asked, self.words) = (Some(commits), words);
+        }
         self.repeats += 1;
     }
 
@@ -259,16 +263,19 @@ pub mod tests {
             (Progress::default(), Sequence::new(Incarnation(0), Versionstamp::new(1, 0), 0));
         assert!(progress.may_finish(at) && !progress.finish(Some(at), true));
         assert_eq!(finish_often(&mut progress, at), 0);
-        progress.ask(1);
-        progress.ask(2);
+        progress.ask(1, Some([1; 16]));
+        progress.ask(2, Some([2; 16]));
         assert_eq!(finish_often(&mut progress, at), 2);
         for is_batch in [false, true] {
-            progress.ask(3);
-            progress.ask(4);
-            progress.ask(5);
+            progress.ask(3, Some([3; 16]));
+            progress.ask(4, Some([4; 16]));
+            progress.ask(5, Some([5; 16]));
             assert!(progress.may_finish(at) && progress.finish(Some(at), true), "one run answers them all");
             assert_eq!(progress.end_requests(is_batch), Some(5));
             assert_eq!(finish_often(&mut progress, at), usize::from(is_batch));
+            // A retry of the last one, whose result was unknown.
+            progress.ask(6, Some([5; 16]));
+            assert_eq!(progress.end_requests(is_batch), None, "it was answered");
         }
     }
 }
