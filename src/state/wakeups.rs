@@ -27,7 +27,7 @@ use crate::{
     state::keys::{FeedId, Lanes, ShardId},
 };
 
-/// The most appends of this process that are remembered between two looks of the watcher.
+/// How many appends of this process are remembered at most until the watcher looks.
 const UNSEEN_MAX: usize = 10_000;
 
 /// The last position at which the shards of each lane may have rows.

@@ -60,7 +60,7 @@ const WRITER: &str = "low watermark of a consumer";
 struct Passed {
     /// Up to where there is no other.
     to: Sequence,
-    /// Whether no wanted row was met, nor the end of the shard, after which rows of its ids may be elsewhere.
+    /// Whether it met no wanted row, and did not reach the end of the shard: behind that end, rows of its ids may be in other shards.
     is_all: bool,
 }
 
