@@ -10,11 +10,12 @@ use std::{fs, path::Path, time::Duration};
 use common::{db, eager, joined, record, row_with, wide_bus, within};
 use disk::SimulatedDisk;
 use notibus::{
-    Bus, BusOptions, Cursor, DispatcherOptions, Error, Filter, Sequence,
+    Bus, BusOptions, Cursor, DispatcherOptions, Error, Filter, Notification, Sequence,
     consumer::ConsumerSettings,
     cursor::Start,
     dispatcher::Item,
     event::{Incarnation, Versionstamp},
+    feed::FeedPage,
     store::{Store, Transaction},
 };
 use tokio_stream::StreamExt;
@@ -129,6 +130,54 @@ async fn what_was_kept_in_a_copy_stays_valid_after_a_raise() {
     let bus = wide_bus(&store).await;
     assert!(is_expired(&bus, lost).await);
     assert_eq!(bus.feed().page(kept, 10).await.unwrap().rows.len(), 0, "{kept}");
+}
+
+/// Bug: a reader got a page after the copy was made, and that page left out a row that had moved. In the copy the row is where it was, and the
+/// reader never looked there again. Fix: its cursor says what could be read at its last page.
+#[tokio::test]
+async fn who_has_passed_a_row_that_moved_after_the_copy_has_expired() {
+    let parent = tempfile::tempdir().unwrap();
+    let (folder, copy) = (parent.path().join("store"), parent.path().join("copy"));
+    let store = Store::open_dir(&folder).unwrap();
+    let bus = wide_bus(&store).await;
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
+    for (number, name) in ["a", "b", "c", "d", "e"].into_iter().enumerate() {
+        record(&store, &bus, &db(name, number as u8), [1, 0, 0, 0]).await;
+        row_with(&bus, &db(name, number as u8), [1, 0, 0, 0]).await;
+    }
+    let begun = [Cursor::BEGINNING, now(&bus).await.into()];
+    let next = async |cursor: Cursor| bus.feed().page(cursor, 1).await.unwrap();
+    let names = |page: &FeedPage<Notification>| {
+        page.rows.iter().map(|row| row.name.to_string()).collect::<Vec<_>>().concat()
+    };
+    let first = next(Cursor::BEGINNING).await;
+    assert_eq!(names(&first), "a");
+    Store::backup_dir(&folder, &copy).unwrap();
+    record(&store, &bus, &db("b", 1), [0, 0, 1, 0]).await;
+    row_with(&bus, &db("b", 1), [1, 0, 1, 0]).await;
+    let second = next(first.next).await;
+    assert_eq!(names(&second), "c", "b has moved");
+    notifier.shutdown().await.unwrap();
+    drop((bus, store));
+
+    let raised = parent.path().join("raised");
+    Store::backup_dir(&copy, &raised).unwrap();
+    Bus::raise_incarnation(
+        &Store::open_dir(&raised).unwrap(),
+        &BusOptions::default().prefix,
+        Incarnation(0),
+        true,
+    )
+    .await
+    .unwrap();
+    for folder in [copy, raised] {
+        let bus = wide_bus(&Store::open_dir(&folder).unwrap()).await;
+        assert!(is_expired(&bus, second.next).await, "{folder:?}");
+        for cursor in begun.into_iter().chain([first.next]) {
+            assert!(!is_expired(&bus, cursor).await, "{folder:?}");
+        }
+        assert_eq!(names(&bus.feed().page(first.next, 1).await.unwrap()), "b", "{folder:?}");
+    }
 }
 
 /// A store in memory that begins again knows nothing of those before it.

@@ -6,7 +6,6 @@ use std::fmt;
 
 use notibus::{
     Cursor, Db, DbInstance, DbName, Error, EventKind, Kinds, Sequence,
-    cursor::Knowledge,
     event::{DdocId, Incarnation, Versionstamp},
     store::{KeyRange, StoreError},
 };
@@ -106,17 +105,21 @@ fn at(version: u64) -> Sequence {
     Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
 }
 
+/// The cursor of a reader in the middle of a reading, at `after`, whose last page was read at `readable`. It began with `known`, or with
+/// nothing at 1.
+fn middle(after: u64, readable: u64, known: Option<Sequence>) -> Cursor {
+    let first = known.map_or_else(|| format!("{}-0", at(1)), |known| known.to_string());
+    format!("{}-{}-{first}", at(after), at(readable)).parse().unwrap()
+}
+
 fn cursors() -> impl Strategy<Value = Cursor> {
     (option::of(any::<u32>()), option::of(any::<u32>()), 1_u32..).prop_map(|(known, began, more)| {
-        let knowledge = known.map_or(Knowledge::Nothing, |known| Knowledge::UpTo(at(known.into())));
-        let least = u64::from(known.unwrap_or(0));
-        match (began, knowledge) {
-            (Some(began), _) => {
-                let after = at(least + u64::from(more));
-                Cursor::resumed(knowledge, at(least + u64::from(began)), after)
-            }
-            (None, Knowledge::UpTo(known)) => known.into(),
-            (None, Knowledge::Nothing) => Cursor::BEGINNING,
+        let known = known.map(u64::from);
+        let after = known.unwrap_or(0) + u64::from(more);
+        let known = known.map(at);
+        match began {
+            Some(began) => middle(after, after.max(began.into()), known),
+            None => known.map_or(Cursor::BEGINNING, Cursor::from),
         }
     })
 }
@@ -125,12 +128,11 @@ fn cursors() -> impl Strategy<Value = Cursor> {
 fn bytes_and_texts_of_a_cursor_are_golden() {
     let digits = |version: u64| at(version).to_string();
     let bytes = |parts: &[u64]| parts.iter().flat_map(|part| *at(*part).as_bytes()).collect::<Vec<_>>();
-    let from = |knowledge| Cursor::resumed(knowledge, at(9), at(4));
     for (cursor, tag, parts, text) in [
         (Cursor::BEGINNING, 0, &[][..], "0".to_owned()),
         (at(4).into(), 1, &[4], digits(4)),
-        (from(Knowledge::Nothing), 2, &[9, 4], format!("{}-{}", digits(4), digits(9))),
-        (from(Knowledge::UpTo(at(1))), 3, &[1, 9, 4], format!("{}-{}-{}", digits(4), digits(9), digits(1))),
+        (middle(4, 9, None), 2, &[1, 9, 4], format!("{}-{}-{}-0", digits(4), digits(9), digits(1))),
+        (middle(4, 9, Some(at(1))), 3, &[1, 9, 4], format!("{}-{}-{}", digits(4), digits(9), digits(1))),
     ] {
         assert_eq!(cursor.to_bytes(), [&[tag][..], &bytes(parts)].concat());
         assert_eq!(cursor.to_string(), text);
@@ -148,7 +150,13 @@ fn contradictions_are_refused() {
         "0-0".into(),
         format!("{one}-"),
         format!("{one}-x"),
+        format!("{one}-{one}"),
+        format!("{one}-0"),
+        format!("{one}-{one}-0"),
         format!("{one}-{one}-{}", at(2)),
+        format!("{}-{one}-{one}", at(2)),
+        format!("{}-{one}-{one}-0", at(2)),
+        format!("{one}-{one}-{}-0", at(2)),
         format!("{one}-{one}-{one}"),
         format!("{one}-{one}-{one}-{one}"),
         format!("{one} "),
@@ -156,7 +164,7 @@ fn contradictions_are_refused() {
     ] {
         assert!(matches!(bad.parse::<Cursor>(), Err(Error::Invalid { what: "cursor", .. })), "{bad}");
     }
-    let began = Cursor::resumed(Knowledge::UpTo(one), at(9), at(4)).to_bytes();
+    let began = middle(4, 9, Some(one)).to_bytes();
     for bad in [
         &[][..],
         &[4],
@@ -172,14 +180,9 @@ fn contradictions_are_refused() {
 
 #[test]
 fn texts_of_one_reading_sort_as_their_positions_do() {
-    let texts = [
-        Cursor::BEGINNING,
-        Cursor::resumed(Knowledge::Nothing, at(9), at(2)),
-        at(3).into(),
-        Cursor::resumed(Knowledge::UpTo(at(1)), at(5), at(4)),
-        at(5).into(),
-    ]
-    .map(|cursor| cursor.to_string());
+    let texts =
+        [Cursor::BEGINNING, middle(2, 9, None), at(3).into(), middle(4, 5, Some(at(1))), at(5).into()]
+            .map(|cursor| cursor.to_string());
     assert!(texts.is_sorted(), "{texts:?}");
 }
 

@@ -1,8 +1,9 @@
 //! [`Cursor`]: the position of a reader of a feed, and [`Start`]: where a reading begins.
 //!
 //! A sequence alone says too little. Between two pages, a reader's position does not mean that it has received every
-//! row before it: a row of a later page may have superseded an earlier one. So a cursor has three parts: what the
-//! reader knew when its reading began, what could be read then, and how far it has come.
+//! row before it: a row of a later page may have superseded an earlier one. So a cursor has these parts: what the
+//! reader knew when its reading began, what could be read at its last page, and how far it has come. If it began with
+//! nothing, also what could be read when it began.
 //!
 //! ```text
 //! sequence   1          2          3
@@ -16,6 +17,9 @@
 //! 2. A reader that began with nothing and has received rows may know each database that lived when it began, or
 //!    later. So its cursor keeps when it began, also when the reading starts over for another filter
 //!    ([`Cursor::rewound`]).
+//! 3. A row that moved before a page was read was passed there. A store that is restored from an older copy has the row
+//!    where it stood, where this reader never looks again. So the cursor keeps what could be read at the last page, which no
+//!    such copy has.
 
 use std::{fmt, str::FromStr};
 
@@ -35,15 +39,15 @@ pub enum Knowledge {
     UpTo(Sequence),
 }
 
-/// The position of a reader: what it knew when its reading began, what could be read then, and how far it has come.
+/// The position of a reader: what it knew when its reading began, what could be read at its last page, and how far it has come.
 ///
 /// [`Cursor::BEGINNING`] is the start of a reader that knows no database. A [`Sequence`] converts into the cursor of a
 /// reader that knows everything up to there. Cursors sort by what is still to be delivered: the reader with most to
 /// come sorts first.
 ///
-/// As text it is `0` for nothing; 26 hexadecimal digits for everything up to a sequence; and `AFTER-BEGAN` or
-/// `AFTER-BEGAN-KNOWN`, three times such digits, in the middle of a reading that began with nothing, or with everything up to
-/// `KNOWN`. Serde uses the text.
+/// As text it is `0` for nothing; 26 hexadecimal digits for everything up to a sequence; and in the middle of a reading
+/// `AFTER-READABLE-KNOWN`, three times such digits, if it began with everything up to `KNOWN`, or `AFTER-READABLE-BEGAN-0` if it began
+/// with nothing. Serde uses the text.
 ///
 /// ```
 /// use notibus::{Cursor, event::{Incarnation, Versionstamp}, cursor::Knowledge, Sequence};
@@ -58,10 +62,12 @@ pub enum Knowledge {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cursor {
     knowledge: Knowledge,
-    /// What could be read when it began; `None` if it is about to begin.
+    /// What could be read when it began, in the middle of a reading that began with nothing.
     began: Option<Sequence>,
     /// Everything up to here was read.
     after: Sequence,
+    /// What could be read at the last page; `None` if the reading is about to begin.
+    readable: Option<Sequence>,
 }
 
 /// Where a reader, a subscriber or a consumer starts.
@@ -97,7 +103,7 @@ impl FromStr for Start {
 
 impl From<Sequence> for Cursor {
     fn from(sequence: Sequence) -> Self {
-        Self { knowledge: Knowledge::UpTo(sequence), began: None, after: sequence }
+        Self { knowledge: Knowledge::UpTo(sequence), began: None, after: sequence, readable: None }
     }
 }
 
@@ -115,15 +121,23 @@ mod tag {
 
 impl Cursor {
     /// The cursor of a reader that knows no database yet.
-    pub const BEGINNING: Self = Self { knowledge: Knowledge::Nothing, began: None, after: Sequence::MIN };
+    pub const BEGINNING: Self =
+        Self { knowledge: Knowledge::Nothing, began: None, after: Sequence::MIN, readable: None };
 
-    /// The cursor of a reader that knew `knowledge` when it began, when everything up to `began` could be read, and
-    /// that has read up to `after`. For readers that store these parts.
-    pub fn resumed(knowledge: Knowledge, began: Sequence, after: Sequence) -> Self {
+    /// The cursor of a reader that knew `knowledge` when it began, and that has read up to `after`, the last page when everything up to
+    /// `readable` could be read. `began` says the same of its beginning, and counts only if it began with nothing.
+    pub(crate) fn resumed(
+        knowledge: Knowledge,
+        began: Sequence,
+        after: Sequence,
+        readable: Sequence,
+    ) -> Self {
+        let readable = Some(readable.max(after));
         match knowledge {
             // A position within its knowledge says nothing more than the knowledge.
             Knowledge::UpTo(known) if after <= known => known.into(),
-            _ => Self { knowledge, began: Some(began), after },
+            Knowledge::UpTo(_) => Self { knowledge, began: None, after, readable },
+            Knowledge::Nothing => Self { knowledge, began: Some(began), after, readable },
         }
     }
 
@@ -137,9 +151,14 @@ impl Cursor {
         self.knowledge == Knowledge::Nothing
     }
 
-    /// What could be read when the reading began; `None` if it is about to begin.
+    /// What could be read when the reading began, if it began with nothing; `None` if it is about to begin.
     pub fn began(&self) -> Option<Sequence> {
         self.began
+    }
+
+    /// What could be read at the last page of the reading; `None` if it is about to begin.
+    pub fn readable(&self) -> Option<Sequence> {
+        self.readable
     }
 
     /// Everything up to here was read; [`Sequence::MIN`] if nothing was.
@@ -176,24 +195,25 @@ impl Cursor {
 
     /// The same reader, having read up to `to`.
     pub(crate) fn at(self, to: Sequence) -> Self {
-        match self.began {
-            Some(began) => Self::resumed(self.knowledge, began, to),
+        match self.readable {
+            Some(readable) => Self::resumed(self.knowledge, self.began.unwrap_or(readable), to, readable),
             None => Self { after: to, ..self },
         }
     }
 
-    /// The same reader; if it was about to begin, it begins where everything up to `last` can be read.
+    /// The same reader with a page that is read where everything up to `last` can be read.
     pub(crate) fn begin(self, last: Sequence) -> Self {
-        Self { began: self.began.or(Some(last)), ..self }
+        let began = if self.knew_nothing() { self.began.or(Some(last)) } else { None };
+        Self { began, readable: Some(last), ..self }
     }
 
     /// Merges two cursors of one reader: the larger knowledge and the later position.
     pub(crate) fn joined(self, other: Self) -> Self {
         let (knowledge, after) = (self.knowledge.max(other.knowledge), self.after.max(other.after));
-        match (self.began.max(other.began), knowledge) {
-            (None, _) => Self { knowledge, began: None, after },
-            (Some(began), Knowledge::UpTo(known)) => Self::resumed(knowledge, began.max(known), after),
-            (Some(began), Knowledge::Nothing) => Self::resumed(knowledge, began, after),
+        let (began, readable) = (self.began.max(other.began), self.readable.max(other.readable));
+        match readable {
+            None => Self { knowledge, began: None, after, readable },
+            Some(readable) => Self::resumed(knowledge, began.unwrap_or(readable), after, readable),
         }
     }
 
@@ -208,23 +228,22 @@ impl Cursor {
         if seen < horizon { Err(Error::Expired { horizon }) } else { Ok(()) }
     }
 
-    /// The stored form: a tag (1 byte), then 0 to 3 sequences (13 bytes each): the knowledge, unless it is nothing;
-    /// for a reading that has begun also its beginning and its position.
+    /// The stored form: a tag (1 byte), then 0, 1 or 3 sequences (13 bytes each): the knowledge, unless it is nothing;
+    /// for a reading that has begun its beginning, if it began with nothing, what could be read at its last page, and its position.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let tag = match (self.knowledge, self.began) {
+        let tag = match (self.knowledge, self.readable) {
             (Knowledge::Nothing, None) => tag::NOTHING,
             (Knowledge::UpTo(_), None) => tag::UP_TO,
             (Knowledge::Nothing, Some(_)) => tag::FROM_NOTHING,
             (Knowledge::UpTo(_), Some(_)) => tag::FROM_UP_TO,
         };
         let mut bytes = vec![tag];
-        if let Knowledge::UpTo(known) = self.knowledge {
-            bytes.extend_from_slice(known.as_bytes());
-        }
-        if let Some(began) = self.began {
-            bytes.extend_from_slice(began.as_bytes());
-            bytes.extend_from_slice(self.after.as_bytes());
-        }
+        let first = match self.knowledge {
+            Knowledge::UpTo(known) => Some(known),
+            Knowledge::Nothing => self.began,
+        };
+        let parts = [first, self.readable, self.readable.map(|_| self.after)];
+        parts.iter().flatten().for_each(|part| bytes.extend_from_slice(part.as_bytes()));
         bytes
     }
 
@@ -237,39 +256,40 @@ impl Cursor {
     }
 
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        let tag = reader.u8()?;
-        let knowledge = match tag {
-            tag::NOTHING | tag::FROM_NOTHING => Knowledge::Nothing,
-            tag::UP_TO | tag::FROM_UP_TO => Knowledge::UpTo(reader.sequence()?),
-            tag => return Err(reader.corrupt(format!("tag {tag} is unknown"))),
-        };
-        match (tag, knowledge) {
-            (tag::NOTHING, _) => Ok(Self::BEGINNING),
-            (tag::UP_TO, Knowledge::UpTo(known)) => Ok(known.into()),
-            _ => {
-                let (began, after) = (reader.sequence()?, reader.sequence()?);
-                Self::begun(knowledge, began, after).ok_or_else(|| reader.corrupt("it went back".to_owned()))
+        match reader.u8()? {
+            tag::NOTHING => Ok(Self::BEGINNING),
+            tag::UP_TO => Ok(reader.sequence()?.into()),
+            tag @ (tag::FROM_NOTHING | tag::FROM_UP_TO) => {
+                let (first, readable, after) = (reader.sequence()?, reader.sequence()?, reader.sequence()?);
+                let knowledge =
+                    if tag == tag::FROM_UP_TO { Knowledge::UpTo(first) } else { Knowledge::Nothing };
+                Self::begun(knowledge, first, after, readable)
+                    .ok_or_else(|| reader.corrupt("it contradicts itself".to_owned()))
             }
+            tag => Err(reader.corrupt(format!("tag {tag} is unknown"))),
         }
     }
 
     /// [`Cursor::resumed`], unless the parts contradict each other.
-    fn begun(knowledge: Knowledge, began: Sequence, after: Sequence) -> Option<Self> {
-        let is_possible = match knowledge {
-            Knowledge::Nothing => true,
-            Knowledge::UpTo(known) => known < after && known <= began,
+    fn begun(knowledge: Knowledge, began: Sequence, after: Sequence, readable: Sequence) -> Option<Self> {
+        let least = match knowledge {
+            Knowledge::Nothing => began,
+            Knowledge::UpTo(known) if known >= after => return None,
+            Knowledge::UpTo(known) => known,
         };
-        is_possible.then(|| Self::resumed(knowledge, began, after))
+        (least.max(after) <= readable).then(|| Self::resumed(knowledge, began, after, readable))
     }
 }
 
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.knowledge, self.began) {
+        match (self.knowledge, self.readable) {
             (Knowledge::Nothing, None) => f.write_str("0"),
             (Knowledge::UpTo(known), None) => known.fmt(f),
-            (Knowledge::Nothing, Some(began)) => write!(f, "{}-{began}", self.after),
-            (Knowledge::UpTo(known), Some(began)) => write!(f, "{}-{began}-{known}", self.after),
+            (Knowledge::UpTo(known), Some(readable)) => write!(f, "{}-{readable}-{known}", self.after),
+            (Knowledge::Nothing, Some(readable)) => {
+                write!(f, "{}-{readable}-{}-0", self.after, self.began.unwrap_or(readable))
+            }
         }
     }
 }
@@ -281,15 +301,14 @@ impl FromStr for Cursor {
         if text == "0" {
             return Ok(Self::BEGINNING);
         }
-        let mut parts = text.split('-').map(str::parse::<Sequence>);
-        let mut next = || parts.next().transpose();
-        let parsed = (|| Ok((next()?, next()?, next()?, next()?)))();
         let malformed = |reason: &str| Error::invalid("cursor", format!("{text:?} {reason}"));
-        match parsed.map_err(|_: Error| malformed("is no text of a cursor"))? {
-            (Some(known), None, None, None) => Ok(known.into()),
-            (Some(after), Some(began), known, None) => {
-                let knowledge = known.map_or(Knowledge::Nothing, Knowledge::UpTo);
-                Self::begun(knowledge, began, after).ok_or_else(|| malformed("contradicts itself"))
+        let (sequences, knew_nothing) = text.strip_suffix("-0").map_or((text, false), |parts| (parts, true));
+        let parts: Result<Vec<Sequence>> = sequences.split('-').map(str::parse).collect();
+        match (&parts.map_err(|_| malformed("is no text of a cursor"))?[..], knew_nothing) {
+            (&[known], false) => Ok(known.into()),
+            (&[after, readable, first], _) => {
+                let knowledge = if knew_nothing { Knowledge::Nothing } else { Knowledge::UpTo(first) };
+                Self::begun(knowledge, first, after, readable).ok_or_else(|| malformed("contradicts itself"))
             }
             _ => Err(malformed("is no text of a cursor")),
         }
@@ -315,8 +334,8 @@ mod tests {
             let least = u64::from(known.unwrap_or(0));
             match (began, knowledge) {
                 (Some(began), _) => {
-                    let after = at(least + u64::from(more));
-                    Cursor::resumed(knowledge, at(least + u64::from(began)), after)
+                    let (began, after) = (at(least + u64::from(began)), at(least + u64::from(more)));
+                    Cursor::resumed(knowledge, began, after, began)
                 }
                 (None, Knowledge::UpTo(known)) => known.into(),
                 (None, Knowledge::Nothing) => Cursor::BEGINNING,
@@ -356,7 +375,7 @@ mod tests {
         assert!(!is_expired(began.at(at(20)), 20) && is_expired(began.at(at(20)).rewound(), 20));
         assert!(!is_expired(at(5).into(), 5) && is_expired(at(5).into(), 6));
         assert!(is_expired(Sequence::MIN.into(), 1), "to know that nothing was there is to know something");
-        let further = Cursor::resumed(Knowledge::UpTo(at(1)), at(9), at(5));
+        let further = Cursor::resumed(Knowledge::UpTo(at(1)), at(9), at(5), at(9));
         assert!(!is_expired(further, 5) && is_expired(further, 6));
     }
 

@@ -51,15 +51,15 @@ impl<'a> History<'a> {
         let positions = match asked {
             // A reader that knows nothing has to find all rows.
             Claim::Rows | Claim::Reader(Cursor::BEGINNING, _) => {
-                [self.end_of(tx, self.incarnation).await?, None, None]
+                [self.end_of(tx, self.incarnation).await?, None, None, None]
             }
-            Claim::Kept(position) => [Some(position), None, None],
+            Claim::Kept(position) => [Some(position), None, None, None],
             Claim::Reader(cursor, _) => {
                 let known = match cursor.knowledge() {
                     Knowledge::Nothing => None,
                     Knowledge::UpTo(known) => Some(known),
                 };
-                [known, cursor.began(), Some(cursor.position())]
+                [known, cursor.began(), cursor.readable(), Some(cursor.position())]
             }
         };
         for position in positions.into_iter().flatten() {

@@ -63,7 +63,7 @@ async fn life(reshards: u64) -> [OperationCounts; 5] {
 #[tokio::test(start_paused = true)]
 async fn past_reshards_cost_only_their_entries_where_a_consumer_is_created() {
     let reshards = if crate::is_full() { 200 } else { 20 };
-    let (one, many) = (life(1).await, life(reshards).await);
+    let (one, many) = (Box::pin(life(1)).await, Box::pin(life(reshards)).await);
     for (part, what) in
         ["ten folds", "a start", "an idle minute", "an event", "a stop"].into_iter().enumerate()
     {

@@ -10,7 +10,7 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 175),
-    ("src/base", 3_625),
+    ("src/base", 3_645),
     ("src/store", 1_405),
     ("src/store/embedded", 5_815),
     ("src/store/fdb", 870),
@@ -22,24 +22,24 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles", 200),
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_950),
-    ("src/roles/dispatcher", 3_470),
+    ("src/roles/dispatcher", 3_475),
     ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_415),
+    ("src/roles/consumer", 6_420),
     ("src/bus", 1_435),
     ("src/bus/relocation", 625),
-    ("src/front", 6_335),
-    ("src/bin", 2_340),
+    ("src/front", 6_350),
+    ("src/bin", 2_345),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 47_920;
+const SRC_LINES: usize = 47_970;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 212;
 
 /// The most lines of `tests/simulation`.
-const SIMULATION_LINES: usize = 10_445;
+const SIMULATION_LINES: usize = 10_435;
 
 /// The most rows of the catalogue of keys.
 const KEY_FAMILIES: usize = 28;

@@ -76,9 +76,9 @@ impl<T: Send + 'static> Load<T> {
     }
 }
 
-/// Returns the cursor of a reading whose page began at `from` and ended at `next`. The cursor says when the reading began.
+/// Returns the cursor of a reading whose page began at `from` and ended at `next`. The cursor says what could be read.
 pub(super) fn reading(from: Cursor, next: Cursor) -> Cursor {
-    from.begin(next.began().unwrap_or(next.position()))
+    from.begin(next.readable().unwrap_or(next.position()))
 }
 
 /// Returns where to continue after the row `at` of a page that began at `from` and ended at `next`.

@@ -111,7 +111,7 @@ pub(super) struct Rows {
 impl Rows {
     /// Makes the rows of a page that began at `from` and ended at `next`. Rows up to `horizon` may have been dropped.
     pub fn new(rows: Vec<Arc<Notification>>, from: Cursor, next: Cursor, horizon: Sequence) -> Self {
-        let (reading, is_complete) = (reading(from, next), next.began().is_none());
+        let (reading, is_complete) = (reading(from, next), next.readable().is_none());
         let are_plain = are_plain(&rows, &reading, horizon, is_complete);
         let rows: Vec<_> = rows.into_iter().zip(are_plain).collect();
         Self { left: rows.into_iter(), reading, next, is_complete, descending: false, last: None }
@@ -237,7 +237,9 @@ fn are_plain(
             let news = news.into_iter().flatten().filter(|&at| reading.is_news(at));
             let replaced = row.replaced.map(|replaced| replaced.deleted_at);
             let replaced = replaced.filter(|&at| reading.is_news_of_replaced(at));
-            oldest = oldest.min(news.chain(replaced).min().unwrap_or(at));
+            // In an older copy of the store the row stands where it was, and may tell of what it no longer tells.
+            let previous = row.previous.filter(|&at| reading.is_news(at));
+            oldest = oldest.min(news.chain(replaced).chain(previous).min().unwrap_or(at));
             is_plain
         })
         .collect();
@@ -356,13 +358,26 @@ mod tests {
     fn a_position_says_no_more_than_it_has_to() {
         let (from, end) = (Cursor::from(at(1)), Cursor::from(at(20)));
         let plain = |version| Cursor::from(at(version));
-        let anchored = |version| Cursor::resumed(Knowledge::UpTo(at(1)), at(20), at(version));
+        let anchored = |version| Cursor::resumed(Knowledge::UpTo(at(1)), at(1), at(version), at(20));
         let rows = [database(4, [0, 4, 0, 0]), database(7, [3, 7, 0, 0]), database(9, [8, 9, 0, 0])];
         // A client that stops after the first row is still to get the creation at 3.
         assert_eq!(seqs(&rows, from, end, Sequence::MIN), [anchored(4), plain(7), plain(9)]);
         assert_eq!(seqs(&rows, from, anchored(9), Sequence::MIN), [4, 7, 9].map(anchored));
         // Events from before the reading are no news.
         assert_eq!(seqs(&rows, at(3).into(), end, Sequence::MIN)[0], plain(4));
+    }
+
+    /// Bug: a client that stopped with a plain sequence behind the former place of a row went on in an older copy of the store, where the row
+    /// still stood, and never got it. Fix: the position says what could be read.
+    #[test]
+    fn a_position_says_what_could_be_read_between_the_places_of_a_row_that_moved() {
+        let mut moved = Notification::clone(&database(9, [0, 9, 0, 0]));
+        moved.previous = Some(at(5));
+        let rows = [database(4, [4, 0, 0, 0]), database(7, [7, 0, 0, 0]), Arc::new(moved)];
+        let stops = |from: u64| seqs(&rows, at(from).into(), at(20).into(), Sequence::MIN);
+        let anchored = |version| Cursor::resumed(Knowledge::UpTo(at(1)), at(1), at(version), at(20));
+        assert_eq!(stops(1), [at(4).into(), anchored(7), at(9).into()]);
+        assert_eq!(stops(6)[1], at(7).into(), "it knew the row where it was");
     }
 
     /// Regression: positions did not take into account that the deletion of a replaced instance is news.
@@ -372,7 +387,7 @@ mod tests {
         later.replaced = Some(Replaced { instance: later.instance, deleted_at: at(3) });
         let rows = [database(4, [0, 4, 0, 0]), Arc::new(later)];
         let from = |version| seqs(&rows, at(version).into(), at(20).into(), Sequence::MIN)[0];
-        assert_eq!(from(1), Cursor::resumed(Knowledge::UpTo(at(1)), at(20), at(4)));
+        assert_eq!(from(1), Cursor::resumed(Knowledge::UpTo(at(1)), at(1), at(4), at(20)));
         assert_eq!(from(3), at(4).into());
         let unknown = seqs(&rows, Cursor::BEGINNING, at(20).into(), Sequence::MIN)[0];
         assert_eq!(unknown, at(4).into(), "who began with nothing never knew it");
@@ -383,6 +398,6 @@ mod tests {
         let rows = [database(4, [4, 0, 0, 0]), database(6, [6, 0, 0, 0])];
         let [below, above] = seqs(&rows, Cursor::BEGINNING, at(20).into(), at(5))[..] else { panic!() };
         assert_eq!(above, at(6).into());
-        assert_eq!(below.to_string(), format!("{}-{}", at(4), at(20)));
+        assert_eq!(below.to_string(), format!("{}-{}-{}-0", at(4), at(20), at(20)));
     }
 }

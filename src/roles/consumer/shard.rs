@@ -591,7 +591,7 @@ fn is_final(error: &Error) -> bool {
 /// The same knowledge, having read up to `to`.
 pub(super) fn moved(cursor: Cursor, to: Sequence) -> Cursor {
     match cursor.knowledge() {
-        known @ Knowledge::UpTo(at) => Cursor::resumed(known, cursor.began().unwrap_or(at), to),
+        known @ Knowledge::UpTo(at) => Cursor::resumed(known, at, to, cursor.readable().unwrap_or(at)),
         Knowledge::Nothing => cursor.at(to),
     }
 }

@@ -43,20 +43,20 @@ pub(crate) struct Batch {
     pub since: Cursor,
     /// The batch covers the feed up to here.
     pub to: Sequence,
-    /// Whether the reading ends here. A receiver then knows everything up to `to`.
-    pub is_complete: bool,
+    /// What could be read when it was read. If that is `to`, the reading ends here, and a receiver then knows everything up to `to`.
+    pub readable: Sequence,
     /// Values computed from the batch once for all receivers.
     #[cfg(feature = "http")]
     made: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Batch {
-    pub fn new(rows: Vec<Arc<Notification>>, since: Cursor, to: Sequence, is_complete: bool) -> Self {
+    pub fn new(rows: Vec<Arc<Notification>>, since: Cursor, to: Sequence, readable: Sequence) -> Self {
         Self {
             rows,
             since,
             to,
-            is_complete,
+            readable,
             #[cfg(feature = "http")]
             made: Mutex::default(),
         }
@@ -81,14 +81,18 @@ impl Batch {
 
     /// The cursor of a reader whose reading began at `since` and that was delivered the whole batch.
     pub fn cursor_after(&self, since: Cursor) -> Cursor {
-        if self.is_complete {
+        if let (Knowledge::UpTo(known), true) = (since.knowledge(), self.to == self.readable) {
             // The reader may know more than the batch covers.
-            return match since.knowledge() {
-                Knowledge::UpTo(known) => known.max(self.to).into(),
-                Knowledge::Nothing => self.to.into(),
-            };
+            return known.max(self.to).into();
         }
-        Cursor::resumed(since.knowledge(), since.began().unwrap_or(self.to), since.position().max(self.to))
+        self.cursor_at(since, self.to)
+    }
+
+    /// The cursor of a reader whose reading began at `since` and that was delivered the rows of the batch up to `to`.
+    fn cursor_at(&self, since: Cursor, to: Sequence) -> Cursor {
+        let readable = since.readable().max(Some(self.readable)).unwrap_or(self.readable);
+        let began = since.began().unwrap_or(self.readable);
+        Cursor::resumed(since.knowledge(), began, since.position().max(to), readable)
     }
 }
 
@@ -177,9 +181,7 @@ impl Content {
             return rows.batch.cursor_after(*since);
         }
         let Some(last) = count.checked_sub(1) else { return *since };
-        let to = rows.batch.to;
-        let at = rows.row(last).sequence.min(to).max(since.position());
-        Cursor::resumed(since.knowledge(), since.began().unwrap_or(to), at)
+        rows.batch.cursor_at(*since, rows.row(last).sequence.min(rows.batch.to))
     }
 }
 

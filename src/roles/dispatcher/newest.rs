@@ -53,8 +53,10 @@ pub(super) struct Page {
     pub rows: Vec<Arc<Notification>>,
     /// The place in the log of the next row of the round, or the end of the log.
     pub next: u64,
-    /// The cursor at the end of the round; `None` if there are more rows.
+    /// The cursor at the end of the round; `None` if nothing waits.
     pub end: Option<Cursor>,
+    /// Whether there are more rows before that.
+    pub more: bool,
 }
 
 impl Newest {
@@ -69,8 +71,8 @@ impl Newest {
             rows.push(Arc::clone(row));
         }
         match next() {
-            Some((number, _)) => Page { rows, next: number, end: None },
-            None => Page { rows, next: self.end, end: self.to },
+            Some((number, _)) => Page { rows, next: number, end: self.to, more: true },
+            None => Page { rows, next: self.end, end: self.to, more: false },
         }
     }
 
@@ -187,7 +189,7 @@ mod tests {
         for number in 0..3 {
             let (before, to) = (at(100 + number), at(101 + number));
             let row = Notification { name: DbName::new(&format!("db{number}")).unwrap(), ..row(to) };
-            let batch = Batch::new(vec![Arc::new(row)], before.into(), to, true);
+            let batch = Batch::new(vec![Arc::new(row)], before.into(), to, to);
             log.append(number, to_mark(before), 1, Matched::all(batch), &mut Vec::new());
         }
         let mut newest = Newest::default();

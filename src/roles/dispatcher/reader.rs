@@ -336,17 +336,16 @@ impl Reader {
         let mut newest = self.newest.get_or_insert_with(|| shared.patterns.lock().newest(pattern)).lock();
         let begin = shared.ring.read().begin;
         newest.read(&pattern.log, number, begin)?;
-        let Page { rows, next, end } = newest.page(since.position(), shared.batch_rows_max);
+        let Page { rows, next, end, more } = newest.page(since.position(), shared.batch_rows_max);
         drop(newest);
-        (self.place, self.is_in_round) = (ReadsFrom::Ring(next), end.is_none());
-        let batch = if let (None, Some(last)) = (end, rows.last()) {
-            let to = last.sequence;
-            Batch::new(rows, since, to, false)
-        } else {
-            (self.newest, self.is_in_round) = (None, false);
-            let to = end.unwrap_or(since);
-            Batch::new(rows, since, to.position(), to.began().is_none())
-        };
+        (self.place, self.is_in_round) = (ReadsFrom::Ring(next), more);
+        let end = end.unwrap_or(since);
+        let last = rows.last().filter(|_| more).map(|row| row.sequence);
+        if !more {
+            self.newest = None;
+        }
+        let readable = end.readable().unwrap_or(end.position());
+        let batch = Batch::new(rows, since, last.unwrap_or(end.position()), readable);
         Ok(self.choose_among(Matched::all(batch), since, true))
     }
 
@@ -493,8 +492,8 @@ impl Reader {
             }
             Err(error) => return Some(Item::Failed(error)),
         };
-        let began = next.began().unwrap_or(to);
-        let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
+        let readable = next.readable().unwrap_or(to);
+        let since = if self.cursor.knew_nothing() { self.cursor.begin(readable) } else { self.cursor };
         let names = self.filter.exact().unwrap_or_default().len();
         let mut look_up = feed.look_up.take().unwrap_or(LookUp { count: 0, to, is_outrun: false });
         if look_up.count < names {
@@ -509,15 +508,15 @@ impl Reader {
         }
         feed.look_up = more.then_some(look_up);
         feed.is_at_end = !more;
-        let is_complete = !more && !since.knew_nothing();
-        self.choose_among(Matched::all(Batch::new(rows, since, to, is_complete)), since, false)
+        let readable = if more { readable } else { to };
+        self.choose_among(Matched::all(Batch::new(rows, since, to, readable)), since, false)
             .map(Item::Delivery)
     }
 }
 
 /// Where a reader at `cursor` goes on: in the ring, if that has all after it. If `may_be_ahead`, it may have read more than the tail.
 fn place_after(shared: &Shared, cursor: Cursor, may_be_ahead: bool) -> ReadsFrom {
-    let batch_number = match (cursor.knowledge(), cursor.began()) {
+    let batch_number = match (cursor.knowledge(), cursor.readable()) {
         (Knowledge::UpTo(known), None) => shared.ring.read().batch_after(known, may_be_ahead),
         _ => None,
     };

@@ -302,18 +302,18 @@ impl Shared {
         patterns.join(key, self.ring.read().end.batch_number)
     }
 
-    /// Appends rows to the ring and the logs, and wakes their subscribers. `is_complete` says that the feed ended after them.
-    /// For one caller at a time.
-    pub fn publish(&self, mut rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) {
+    /// Appends rows up to `to` to the ring and the logs, and wakes their subscribers. Everything up to `readable` could be read with them;
+    /// if that is `to`, the feed ended there. For one caller at a time.
+    pub fn publish(&self, mut rows: Vec<Arc<Notification>>, to: Sequence, readable: Sequence) {
         let mut woken = Vec::new();
         loop {
             let rest = rows.split_off(batch_len(&rows, self.batch_rows_max));
             let since = self.ring.read().end.cursor.rewound();
             let Some(last) = rows.last().filter(|_| !rest.is_empty()).map(|row| row.sequence) else {
-                self.put(Batch::new(rows, since, to, is_complete), &mut woken);
+                self.put(Batch::new(rows, since, to, readable), &mut woken);
                 break;
             };
-            self.put(Batch::new(rows, since, last, false), &mut woken);
+            self.put(Batch::new(rows, since, last, readable), &mut woken);
             rows = rest;
         }
         // A waker may panic, so subscribers are woken last.

@@ -55,13 +55,13 @@ async fn more_knowledge_moves_no_reader_back() {
     let mut paced = dispatcher.subscribe(Filter::prefix("")).every(PACE).unwrap().batches();
     assert!(paced.next().now_or_never().is_none());
     let shared = dispatcher.shared();
-    shared.publish(vec![database("a", 101)], at(101), true);
-    shared.publish(vec![database("b", 102)], at(102), false);
+    shared.publish(vec![database("a", 101)], at(101), at(101));
+    shared.publish(vec![database("b", 102)], at(102), at(104));
     assert_eq!(round(&mut paced).len(), 2);
-    shared.publish(vec![database("c", 103)], at(103), false);
+    shared.publish(vec![database("c", 103)], at(103), at(104));
     tokio::time::sleep(PACE).await;
     let batch = round(&mut paced);
-    assert_eq!(batch.cursor_after(0), Cursor::resumed(Knowledge::UpTo(at(101)), at(102), at(102)));
+    assert_eq!(batch.cursor_after(0), Cursor::resumed(Knowledge::UpTo(at(101)), at(101), at(102), at(104)));
     assert_eq!(batch.delivery(0).sequence(), at(103));
 }
 
@@ -73,16 +73,16 @@ async fn an_overrun_reader_does_not_go_back_within_a_reading() {
     let mut paced = dispatcher.subscribe(Filter::prefix("")).every(PACE).unwrap().batches();
     assert!(paced.next().now_or_never().is_none());
     let shared = dispatcher.shared();
-    shared.publish(vec![database("a", 101)], at(101), true);
-    shared.publish(vec![database("b", 102)], at(102), false);
+    shared.publish(vec![database("a", 101)], at(101), at(101));
+    shared.publish(vec![database("b", 102)], at(102), at(104));
     assert_eq!(round(&mut paced).len(), 2);
     assert!(paced.next().now_or_never().is_none(), "it rests");
     for version in 103..110 {
-        shared.publish(vec![database("c", version)], at(version), false);
+        shared.publish(vec![database("c", version)], at(version), at(200));
     }
     tokio::time::sleep(PACE).await;
     assert!(paced.next().now_or_never().is_none(), "it reads the feed");
-    assert_eq!(paced.cursor(), Cursor::resumed(Knowledge::UpTo(at(101)), at(102), at(102)));
+    assert_eq!(paced.cursor(), Cursor::resumed(Knowledge::UpTo(at(101)), at(101), at(102), at(104)));
 }
 
 /// Regression: a reader with a pace had a batch in hand and was on the waiting list for the next one. That came, and pushed the batch in hand
@@ -93,7 +93,7 @@ async fn a_batch_that_leaves_the_ring_while_it_is_taken_is_not_passed() {
     let mut paced = dispatcher.subscribe(Filter::prefix("")).every(PACE).unwrap().batches();
     assert!(paced.next().now_or_never().is_none());
     let shared = dispatcher.shared();
-    shared.publish(vec![database("a", 101)], at(101), true);
+    shared.publish(vec![database("a", 101)], at(101), at(101));
     let newest = {
         let mut patterns = shared.patterns.lock();
         let pattern = Arc::clone(patterns.all().last().unwrap());
@@ -111,7 +111,7 @@ async fn a_batch_that_leaves_the_ring_while_it_is_taken_is_not_passed() {
     while Arc::strong_count(&state) == not_listed {
         std::thread::yield_now();
     }
-    shared.publish(vec![database("b", 102)], at(102), true);
+    shared.publish(vec![database("b", 102)], at(102), at(102));
     drop(looks);
     assert_eq!(reader.join().unwrap(), Cursor::from(at(100)));
 }
@@ -125,7 +125,7 @@ async fn what_comes_while_a_paced_reader_looks_waits_for_its_round() {
     let (ask, asked) = std::sync::mpsc::channel();
     let publisher = std::thread::spawn(move || {
         for version in asked {
-            shared.publish(vec![database("b", version)], at(version), true);
+            shared.publish(vec![database("b", version)], at(version), at(version));
         }
     });
     for trial in 0..5_000 {
@@ -134,7 +134,7 @@ async fn what_comes_while_a_paced_reader_looks_waits_for_its_round() {
         let mut paced = subscribe.batches();
         let mut poll = || tokio::task::unconstrained(paced.next()).now_or_never();
         let version = 101 + 2 * trial;
-        dispatcher.shared().publish(vec![database("a", version)], at(version), true);
+        dispatcher.shared().publish(vec![database("a", version)], at(version), at(version));
         assert!(poll().is_some(), "the first round comes at once");
         ask.send(version + 1).unwrap();
         while dispatcher.position() == at(version) {

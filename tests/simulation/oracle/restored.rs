@@ -41,7 +41,7 @@ impl Fate {
             Knowledge::Nothing => None,
             Knowledge::UpTo(known) => Some(known),
         };
-        let at = Some(cursor.position()).max(known).max(cursor.began()).expect("it has a position");
+        let at = known.max(cursor.began()).max(cursor.readable()).unwrap_or_default().max(cursor.position());
         if at > restored.lost {
             Self::Lost
         } else if at > restored.kept {
@@ -61,7 +61,7 @@ impl Oracle {
     /// The store is as it was when `copy` was made, and all processes have crashed.
     pub fn restored(&mut self, copy: Self, restored: &Restored) {
         let now = std::mem::replace(self, copy);
-        let before = std::mem::replace(&mut self.web_clients, now.web_clients);
+        self.web_clients = now.web_clients;
         (self.nodes, self.next_reader) = (now.nodes, now.next_reader);
         (self.commits, self.consumer_changes) = (now.commits, now.consumer_changes + 1);
         self.subscribers.clear();
@@ -69,14 +69,8 @@ impl Oracle {
         self.doc_tails.clear();
         self.operations.clear();
         self.runs.values_mut().for_each(|run| run.is_over = true);
-        for (id, client) in &mut self.web_clients {
+        for client in self.web_clients.values_mut() {
             client.fate = Fate::of(&client.since, restored);
-            // One that has read on since the copy may have passed a row that had moved on, and that is back now. Its position does not say
-            // at which version it has read, so that the bus cannot know.
-            let has_stood = before.get(id).is_some_and(|before| before.since == client.since);
-            if !has_stood && let Ok(cursor) = client.since.parse::<Cursor>() {
-                client.account.lag(&self.ledger, cursor.position());
-            }
         }
         // Times are versions. None has passed between the copy and now.
         let (from, to) = restored.versions;
