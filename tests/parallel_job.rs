@@ -293,6 +293,33 @@ async fn the_snapshot_of_a_batch_shows_the_store_as_it_was_with_the_rows() {
     layer.job(Cursor::BEGINNING).run(work).await.unwrap();
 }
 
+/// Bug: a database that was deleted while a job worked on it ended the job as a failure of the work, after all attempts, so an index builder
+/// could not tell it from one. Fix: what the check of a batch finds ends the job as it is.
+#[tokio::test]
+async fn a_job_whose_feed_is_removed_ends_with_no_feed() {
+    let store = Store::memory();
+    let layer = Layer::new(&store, 2).await;
+    layer.fill(3).await;
+    let job = ParallelJob::new(layer.changes.feed(&layer.db), Cursor::BEGINNING);
+    let works = Arc::new(AtomicUsize::new(0));
+    let (counted, removing) = (Arc::clone(&works), layer.clone());
+    let ended = job.run(move |batch| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let (layer, store) = (removing.clone(), store.clone());
+        async move {
+            store
+                .run(async |tx| {
+                    layer.changes.remove(&tx, &layer.db);
+                    Ok(())
+                })
+                .await?;
+            Ok(store.run(async |tx| batch.verify(&tx).await).await?)
+        }
+    });
+    assert!(matches!(ended.await, Err(Error::NoFeed { .. })));
+    assert!(works.load(Ordering::Relaxed) <= 2, "no batch is tried again");
+}
+
 #[tokio::test]
 async fn bad_input_is_a_typed_error() {
     let layer = Layer::new(&Store::memory(), 2).await;

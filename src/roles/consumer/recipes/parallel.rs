@@ -189,8 +189,8 @@ impl<R: FeedRow> ParallelJob<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Task`] if `work` has failed too often, or panicked: the other tasks are stopped.
-    /// [`Error::Invalid`] if an option is out of its limits, and the errors of [`Feed::page`].
+    /// [`Error::Task`] if `work` has failed too often, or panicked: the other tasks are stopped. [`Error::NoFeed`] if the feed was
+    /// removed, also if `work` has found that ([`ParallelBatch::verify`]). [`Error::Invalid`] if an option is out of its limits, and the errors of [`Feed::page`].
     ///
     /// # Cancel safety
     ///
@@ -395,6 +395,12 @@ where
                     fence.progress();
                 }
                 return Ok(());
+            };
+            let source = match source.downcast::<Error>() {
+                // No attempt finds the feed again.
+                Ok(error) if matches!(*error, Error::NoFeed { .. }) => return Err(*error),
+                Ok(error) => error,
+                Err(source) => source,
             };
             if attempt >= options.attempts_max {
                 return Err(Error::Task { shard: Some(shard.0), attempts: attempt, source: source.into() });
