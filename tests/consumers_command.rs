@@ -88,6 +88,7 @@ async fn a_consumer_is_shown_repaired_and_removed() {
 
     assert_eq!(printed(at, &["again", "mailer", "--filter", "db[0-4]"]), "5 ids are worked on again\n");
     assert!(printed(at, &["deferred", "list", "mailer"]).contains("asked for again"));
+    assert_eq!(refused(at, &["again", "mailer"]).0, Some(2), "all ids have to be meant");
     assert_eq!(printed(at, &["again", "mailer", "--deferred"]), "5 ids are worked on again\n");
     let discard = ["deferred", "discard", "mailer", "--id", "db3"];
     assert_eq!(refused(at, &discard).0, Some(2), "it has to be confirmed");

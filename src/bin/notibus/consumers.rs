@@ -94,6 +94,9 @@ enum Command {
         /// Only ids that are deferred: try them at once, whatever their pauses.
         #[arg(long)]
         deferred: bool,
+        /// Without asking, if all ids are meant.
+        #[command(flatten)]
+        confirm: Confirm,
     },
 }
 
@@ -185,7 +188,10 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
             let said = |answer: &Value| format!("{} {}", of.consumer, is(answer));
             return of.post(("creating the consumer", "/_notibus/consumers", &body), timeout, said).await;
         }
-        Command::Again { of, filter, deferred } => {
+        Command::Again { of, filter, deferred, confirm } => {
+            if filter == "*" && !deferred {
+                confirm.check(&format!("has consumer {} work on all ids again", of.consumer))?;
+            }
             let body = json!({ "filter": filter, "deferred": deferred });
             let said = |answer: &Value| format!("{} ids are worked on again", text(&answer["ids"]));
             return of.post(("asking for work again", &of.path("/again"), &body), timeout, said).await;
