@@ -128,9 +128,9 @@ impl Api {
             .fallback(async || Failure::not_found("missing"))
     }
 
-    /// The routes of the administration: the state of the bus, the recording of events, and below `/_notibus` its `nodes`, `feeds` and
-    /// `consumers`: to see them for those who may see the status, to change them for admins. Rows of the notifications are for those
-    /// who may read `_db_updates`.
+    /// The routes of the administration: those of [`Api::status`], so do not merge both; the recording of events, and below `/_notibus` its
+    /// `nodes`, `feeds` and `consumers`: to see them for those who may see the status, to change them for admins. Rows of the
+    /// notifications are for those who may read `_db_updates`.
     pub fn administration(&self) -> Router {
         let seen = [
             ("/nodes", READS, get(nodes)),
