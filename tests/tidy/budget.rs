@@ -21,7 +21,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/state/membership", 2_490),
     ("src/roles", 200),
     ("src/roles/producer", 545),
-    ("src/roles/notifier", 1_950),
+    ("src/roles/notifier", 1_990),
     ("src/roles/dispatcher", 3_475),
     ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 47_970;
+const SRC_LINES: usize = 48_015;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 212;

@@ -25,7 +25,7 @@ pub(crate) use self::fold::row_if_folded;
 pub use self::options::NotifierOptions;
 use self::partition::HeldPartitions;
 use futures_util::{FutureExt, future::BoxFuture};
-use tokio::task::JoinSet;
+use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
     base::error::Result,
@@ -37,11 +37,15 @@ use crate::{
     store::Transaction,
 };
 
+/// How many long folds a notifier does at once.
+const LONG_FOLDS_MAX: usize = 8;
+
 #[derive(Debug)]
 struct Folding {
     context: Arc<Context>,
     options: NotifierOptions,
     partitions: HeldPartitions,
+    turns: Arc<Semaphore>,
 }
 
 impl Work for Folding {
@@ -57,7 +61,9 @@ impl Work for Folding {
 
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
         let context = Arc::clone(&self.context);
-        partition::Task::new(context, lease, self.options.clone(), &self.partitions).run(stop).boxed()
+        partition::Task::new(context, lease, self.options.clone(), &self.partitions, &self.turns)
+            .run(stop)
+            .boxed()
     }
 }
 
@@ -84,7 +90,9 @@ impl Notifier {
         let polling = move || poll::run(Arc::clone(&polled), held.clone(), interval);
         let polling = context.stats.supervised(context.env(), poll::POLL, polling);
         let balance = options.balance.clone();
-        let folding = Folding { context: Arc::clone(context), options, partitions: partitions.clone() };
+        let turns = Arc::new(Semaphore::new(LONG_FOLDS_MAX));
+        let folding =
+            Folding { context: Arc::clone(context), options, partitions: partitions.clone(), turns };
         let divided = Pool { name: "partition".into(), idle: None };
         let worker = Worker::start(member, divided, Arc::new(folding), balance).await?;
         let mut poll = JoinSet::new();

@@ -10,6 +10,9 @@ use super::options::NotifierOptions;
 /// The shortest rest, because timers are no finer. Shorter rests accumulate until they reach it.
 const REST_MIN: Duration = Duration::from_millis(1);
 
+/// From how much computing on a fold is long.
+const LONG: Duration = Duration::from_micros(250);
+
 /// The rest that a partition still has to take.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
@@ -17,10 +20,12 @@ pub(super) struct Pace {
     left: Duration,
     /// When the last fold ended, on the clock of the store.
     ended: Duration,
+    /// How long it computed.
+    computed: Duration,
 }
 
 impl Pace {
-    /// Notes a pass of folds from `began` to `ended`, in which it `computed` for so long. The rest of that time it waited, and so rested.
+    /// Notes a fold from `began` to `ended`, in which it `computed` for so long. The rest of that time it waited, and so rested.
     pub fn folded(
         &mut self,
         (began, ended): (Duration, Duration),
@@ -32,6 +37,12 @@ impl Pace {
         let waited = ended.saturating_sub(began).saturating_sub(computed);
         let left = self.rest(began).saturating_add(rest).saturating_sub(waited);
         (self.left, self.ended) = (left.min(options.fold_interval_max), ended);
+        self.computed = computed;
+    }
+
+    /// Whether the next fold is likely to compute for long.
+    pub fn is_long(&self) -> bool {
+        self.computed >= LONG
     }
 
     pub fn pause(&self, now: Duration) -> Duration {
@@ -57,8 +68,10 @@ mod tests {
         let options = NotifierOptions { fold_percent: 25, ..NotifierOptions::default() };
         let mut pace = Pace::default();
         assert_eq!(pace.pause(us(0)), us(0), "an idle partition is folded at once");
+        assert!(!pace.is_long(), "and waits for no other one");
         pace.folded((us(1_000), us(3_000)), us(2_000), &options);
         assert_eq!(pace.pause(us(3_000)), us(6_000));
+        assert!(pace.is_long());
         assert_eq!(pace.pause(us(7_000)), us(2_000), "time that passes is rest");
         pace.folded((us(9_000), us(59_000)), us(50_000), &options);
         assert_eq!(pace.pause(us(59_000)), options.fold_interval_max);

@@ -1,8 +1,9 @@
 //! The task of one partition: waits until events may be there, and folds until none are left.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{
     fold::{Done, Folder, SIZE_MAX, SIZE_MIN},
@@ -25,6 +26,9 @@ use crate::{
 
 const FOLD: &str = "fold of a partition";
 
+/// How long a long fold waits for its turn at most.
+const TURN_WAIT_MAX: Duration = Duration::from_millis(100);
+
 /// How often in a row a doorbell may ring for nothing: a few rings for the events of one fold are no sign of trouble.
 const USELESS_MAX: u32 = 4;
 
@@ -46,6 +50,8 @@ pub(super) struct Task {
     size_max: usize,
     /// Rests between passes.
     pace: Pace,
+    /// Turns of the partitions whose folds are long.
+    turns: Arc<Semaphore>,
     present: Present,
 }
 
@@ -85,6 +91,7 @@ impl Task {
         lease: Held,
         options: NotifierOptions,
         partitions: &HeldPartitions,
+        turns: &Arc<Semaphore>,
     ) -> Self {
         let partition = Partition(lease.resource as u32);
         Self {
@@ -100,17 +107,16 @@ impl Task {
             useless: 0,
             size_max: SIZE_MAX,
             pace: Pace::default(),
+            turns: Arc::clone(turns),
         }
     }
 
     /// Folds until it is asked to stop; fails if the lease is lost.
     pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
-            let (env, folds) = (self.context.env().clone(), self.folds);
-            let began = env.now();
-            let (passed, computed) = env.measured(self.pass(&stop)).await;
+            let folds = self.folds;
+            let passed = self.pass(&stop).await;
             self.has_passed(self.folds > folds);
-            self.pace.folded((began, env.now()), computed, &self.options);
             match passed {
                 Ok(()) => self.context.stats.health.works(FOLD, self.partition.0.into()),
                 Err(error @ Error::LeaseLost { .. }) => return Err(error),
@@ -150,8 +156,14 @@ impl Task {
                 rows_max: self.options.fold_rows_max,
                 size_max: self.size_max,
             };
-            let began = self.context.env().now();
-            let done = match folder.fold(self.folds, from.as_ref(), &mut self.unsettled).await {
+            let env = self.context.env().clone();
+            let turn = if self.pace.is_long() { turn(&self.context, &self.turns).await } else { None };
+            let began = env.now();
+            let folding = folder.fold(self.folds, from.as_ref(), &mut self.unsettled);
+            let (folded, computed) = env.measured(folding).await;
+            drop(turn);
+            self.pace.folded((began, env.now()), computed, &self.options);
+            let done = match folded {
                 Err(error) if self.shrink(&error) => continue,
                 done => done?,
             };
@@ -260,6 +272,16 @@ impl Task {
         }
         let has_rung = std::mem::take(&mut self.has_rung);
         self.useless = if has_folded { 0 } else { self.useless + u32::from(has_rung) };
+    }
+}
+
+/// The turn of a long fold. Of folds that share the processor each one takes as long as all of them; one after the other, most are done
+/// sooner. `None` if the others take too long: they may wait for a part of the store.
+async fn turn<'a>(context: &Context, turns: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
+    tokio::select! {
+        biased;
+        turn = turns.acquire() => turn.ok(),
+        () = context.env().sleep(TURN_WAIT_MAX) => None,
     }
 }
 
