@@ -320,6 +320,23 @@ async fn a_job_whose_feed_is_removed_ends_with_no_feed() {
     assert!(works.load(Ordering::Relaxed) <= 2, "no batch is tried again");
 }
 
+/// Bug: work that met a removed feed of another database ended the job as if its own feed were removed.
+#[tokio::test(start_paused = true)]
+async fn a_job_whose_work_meets_another_feed_that_is_gone_has_failed() {
+    let layer = Layer::new(&Store::memory(), 2).await;
+    layer.fill(1).await;
+    let other = layer.changes.feed(&db("other", 2));
+    let job = layer.job(Cursor::BEGINNING);
+    let ended = job.run(move |_| {
+        let other = other.clone();
+        async move {
+            other.page(Cursor::BEGINNING, 1).await?;
+            Ok(())
+        }
+    });
+    assert!(matches!(ended.await, Err(Error::Task { .. })));
+}
+
 #[tokio::test]
 async fn bad_input_is_a_typed_error() {
     let layer = Layer::new(&Store::memory(), 2).await;

@@ -11,7 +11,7 @@ use std::{
 
 use futures_util::FutureExt;
 use notibus::{
-    Cursor, DispatcherOptions, EventKind, Filter,
+    Cursor, Db, DbInstance, DispatcherOptions, EventKind, Filter,
     dispatcher::Item,
     store::{StoreError, testing::Operation},
 };
@@ -94,5 +94,27 @@ async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_not
     while delivered.len() < 7 {
         let item = within("what follows", subscription.next()).await.unwrap();
         delivered.insert(name(&item.into_delivery().unwrap()).to_owned());
+    }
+}
+
+/// Bug: a page that was cut off because its names are long took the place of its last row for what could be read, unless it was the last page.
+/// So the cursor of a reader from nothing began too early, and as text it contradicted itself.
+#[tokio::test(start_paused = true)]
+async fn a_page_that_long_names_cut_off_says_what_could_be_read() {
+    let page = 40_usize;
+    let fixture = SubscriberFixture::with(DispatcherOptions::default().catch_up_rows_max(page)).await;
+    for n in 0..2 * page + 10 {
+        // The rows of the first page fit into a batch, those of the second do not.
+        let name = format!("{n:0>width$}", width = if n < page { 4 } else { 1_000 });
+        fixture.event(&Db::new(name.parse().unwrap(), DbInstance([1; 16])), EventKind::Created).await;
+    }
+    let now = fixture.bus.feed().now().await.unwrap();
+    let mut batches = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).batches();
+    for rows in [page, 33] {
+        let batch = within("a batch", batches.next()).await.unwrap().into_delivery().unwrap();
+        let (cursor, text) = (batch.cursor(), batch.cursor().to_string());
+        assert_eq!(batch.len(), rows);
+        assert_eq!((cursor.began(), cursor.readable()), (Some(now), Some(now)), "{text}");
+        assert_eq!(text.parse::<Cursor>().unwrap(), cursor);
     }
 }

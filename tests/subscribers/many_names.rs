@@ -1,13 +1,21 @@
 //! Subscribers of very many exact names: the cost of starting them.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
 use notibus::{
     Cursor, DbName, DispatcherOptions, EventKind, Filter,
-    store::{Store, testing::Faults},
+    store::{
+        Store, StoreError,
+        testing::{Faults, Operation},
+    },
 };
 
 use crate::{
-    common::{eager, joined, wide_bus},
-    fixture::{SubscriberFixture, next},
+    common::{db, eager, joined, until, wide_bus},
+    fixture::{SubscriberFixture, fold, next},
 };
 
 /// `count` names of databases that do not exist.
@@ -35,4 +43,41 @@ async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
     let found = found.map(|delivery| delivery.notification().name.to_string());
     assert_eq!(found, ["x", "y"], "in the order of their names");
     assert!(cost.reads < 2_400, "{cost:?}");
+}
+
+/// Bug: a hundred names are looked up by each transaction. If a name of a later one had moved since the first one, the reader took the names for
+/// read up to there all the same, and the row that it read then no longer said what had happened before.
+#[tokio::test(start_paused = true)]
+async fn a_name_that_moves_between_two_look_ups_brings_all_of_its_news() {
+    let store = Store::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.store()).await;
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
+    let since = bus.feed().now().await.unwrap();
+    fold(&store, &bus, &db("moves", 1), EventKind::Created).await;
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let fixture = SubscriberFixture { store, bus, notifier, dispatcher };
+
+    // The second transaction fails until the row has moved. All names of the first one sort before.
+    let failures = Arc::new(AtomicUsize::new(0));
+    let failed = Arc::clone(&failures);
+    faults.plan_reads(move |operation| {
+        let is_second = |key: &[u8]| key.windows(6).any(|part| part == b"second");
+        let fails = matches!(operation, Operation::Get { key, .. } if is_second(key));
+        fails.then(|| {
+            failed.fetch_add(1, Ordering::Relaxed);
+            StoreError::TRANSACTION_TOO_OLD
+        })
+    });
+    let names = absent(100).chain(["moves", "second"].map(|name| name.parse().unwrap()));
+    let subscribe = fixture.dispatcher.subscribe(Filter::names(names).unwrap());
+    let mut stream = subscribe.since(since).stream();
+    let moves = async {
+        until("a look-up that fails", async || failures.load(Ordering::Relaxed) > 0).await;
+        fixture.folded(&db("moves", 1), EventKind::Updated).await;
+        faults.heal();
+    };
+    let (delivery, ()) = tokio::join!(next(&mut stream), moves);
+    assert!(delivery.news().kinds().contains(EventKind::Updated));
+    assert!(delivery.news().kinds().contains(EventKind::Created), "it never got the creation");
 }

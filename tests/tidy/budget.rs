@@ -22,7 +22,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles", 200),
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_990),
-    ("src/roles/dispatcher", 3_475),
+    ("src/roles/dispatcher", 3_480),
     ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
     ("src/roles/consumer", 6_420),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_015;
+const SRC_LINES: usize = 48_020;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 212;

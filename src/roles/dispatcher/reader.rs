@@ -492,8 +492,10 @@ impl Reader {
             }
             Err(error) => return Some(Item::Failed(error)),
         };
-        let readable = next.readable().unwrap_or(to);
-        let since = if self.cursor.knew_nothing() { self.cursor.begin(readable) } else { self.cursor };
+        let began = next.readable().unwrap_or(to);
+        let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
+        // Names are looked up by several transactions, of which a later one may have read more.
+        let readable = rows.last().map_or(began, |row| row.sequence.max(began));
         let names = self.filter.exact().unwrap_or_default().len();
         let mut look_up = feed.look_up.take().unwrap_or(LookUp { count: 0, to, is_outrun: false });
         if look_up.count < names {
@@ -576,7 +578,7 @@ async fn read(
     let kept = batch_len(&page.rows, shared.batch_rows_max);
     if kept < page.rows.len() {
         page.rows.truncate(kept);
-        page.next = page.next.begin(page.to);
+        page.next = page.next.begin(page.next.readable().unwrap_or(page.to));
         (page.to, page.more) = (page.rows[kept - 1].sequence, true);
     }
     Ok(page)

@@ -396,9 +396,10 @@ where
                 }
                 return Ok(());
             };
+            let own = self.job.feed.raw().id.to_string();
             let source = match source.downcast::<Error>() {
                 // No attempt finds the feed again.
-                Ok(error) if matches!(*error, Error::NoFeed { .. }) => return Err(*error),
+                Ok(error) if matches!(&*error, Error::NoFeed { feed } if *feed == own) => return Err(*error),
                 Ok(error) => error,
                 Err(source) => source,
             };
