@@ -3,7 +3,7 @@
 //! # Positions
 //!
 //! A client keeps only one text, so the text has to contain all that a reader must remember: it is that of a [`Cursor`]. Mostly that
-//! is a plain sequence. But if a later row has news from before the position, the text also says where and when the reading began:
+//! is a plain sequence. But if a later row has news from before the position, the text also says what the reader knew and could read:
 //!
 //! ```text
 //! sequence   1          2          3
