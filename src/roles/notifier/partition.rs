@@ -160,10 +160,10 @@ impl Task {
             let turn = if self.pace.is_long() { turn(&self.context, &self.turns).await } else { None };
             let began = env.now();
             let folding = folder.fold(self.folds, from.as_ref(), &mut self.unsettled);
-            let (folded, computed) = env.measured(folding).await;
+            let (outcome, computed) = env.measured(folding).await;
             drop(turn);
             self.pace.folded((began, env.now()), computed, &self.options);
-            let done = match folded {
+            let done = match outcome {
                 Err(error) if self.shrink(&error) => continue,
                 done => done?,
             };
