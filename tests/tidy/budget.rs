@@ -39,7 +39,7 @@ const SRC_LINES: usize = 48_020;
 const SRC_FILES: usize = 212;
 
 /// The most lines of `tests/simulation`.
-const SIMULATION_LINES: usize = 10_435;
+const SIMULATION_LINES: usize = 10_450;
 
 /// The most rows of the catalogue of keys.
 const KEY_FAMILIES: usize = 28;

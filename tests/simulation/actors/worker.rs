@@ -31,6 +31,9 @@ const CHECK_PAUSE_MAX_MS: u64 = 500;
 /// The longest pause of a task that a handler has left, in milliseconds.
 const LEFT_MAX_MS: u64 = 3_000;
 
+/// The longest pause of a handler once there are no more faults, in milliseconds: shorter than any stall limit.
+const REST_WORK_MAX_MS: u64 = 400;
+
 /// Works for the consumer of `plan` until the end: comes, stays and goes away while faults strike.
 pub(super) async fn run(actor: &ActorContext, node: &Node, plan: ConsumerPlan) {
     let plan = Arc::new(plan);
@@ -235,7 +238,7 @@ impl Worker {
         let run = actor.shared.oracle().run_began(&actor.shared, who, place, given.clone());
         let _running = Running { actor: actor.clone(), run };
         actor.note(|| format!("begins run {run} of {} in {}: {given:?}", plan.name, place.1));
-        actor.pause(plan.work_max_ms).await;
+        self.take_time().await;
         let fails = given.iter().any(|shown| plan.failing.contains(&shown.id));
         if actor.shared.strikes(Fault::HandlerHangs) {
             return pending().await;
@@ -250,7 +253,7 @@ impl Worker {
         if actor.random(2) == 0 {
             for _ in 0..actor.random(plan.steps_max + 1) {
                 self.step(run, &given, &check).await?;
-                actor.pause(plan.work_max_ms).await;
+                self.take_time().await;
             }
         }
         if fails {
@@ -276,6 +279,14 @@ impl Worker {
         }
         actor.note(|| format!("ends run {run} of {}", plan.name));
         Ok(())
+    }
+
+    /// Takes some time. Once there are no more faults, that is too short to count as a stall: runs that stall by chance, one after the other,
+    /// are no sign that work is lost.
+    async fn take_time(&self) {
+        let Self { actor, plan } = self;
+        let is_at_rest = actor.shared.phase() == Phase::Rest;
+        actor.pause(if is_at_rest { plan.work_max_ms.min(REST_WORK_MAX_MS) } else { plan.work_max_ms }).await;
     }
 
     /// Does a part of the work.
