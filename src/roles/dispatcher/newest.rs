@@ -55,7 +55,7 @@ pub(super) struct Page {
     pub next: u64,
     /// The cursor at the end of the round; `None` if nothing waits.
     pub end: Option<Cursor>,
-    /// Whether there are more rows before that.
+    /// Whether the round has further rows, which come before `end`.
     pub more: bool,
 }
 

@@ -37,7 +37,7 @@ use crate::{
     store::Transaction,
 };
 
-/// How many long folds a notifier does at once.
+/// The most long folds that a notifier runs at the same time.
 const LONG_FOLDS_MAX: usize = 8;
 
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use super::options::NotifierOptions;
 /// The shortest rest, because timers are no finer. Shorter rests accumulate until they reach it.
 const REST_MIN: Duration = Duration::from_millis(1);
 
-/// From how much computing on a fold is long.
+/// A fold that computes for at least this time is long.
 const LONG: Duration = Duration::from_micros(250);
 
 /// The rest that a partition still has to take.
@@ -20,7 +20,7 @@ pub(super) struct Pace {
     left: Duration,
     /// When the last fold ended, on the clock of the store.
     ended: Duration,
-    /// How long it computed.
+    /// The time that the last fold spent computing.
     computed: Duration,
 }
 
@@ -40,7 +40,7 @@ impl Pace {
         self.computed = computed;
     }
 
-    /// Whether the next fold is likely to compute for long.
+    /// Whether the last fold was long, so that the next one is likely to be.
     pub fn is_long(&self) -> bool {
         self.computed >= LONG
     }

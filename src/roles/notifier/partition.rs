@@ -26,7 +26,7 @@ use crate::{
 
 const FOLD: &str = "fold of a partition";
 
-/// How long a long fold waits for its turn at most.
+/// The longest time that a long fold waits for its turn.
 const TURN_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// How often in a row a doorbell may ring for nothing: a few rings for the events of one fold are no sign of trouble.
