@@ -2,8 +2,8 @@
 
 HEAD = """# Figures
 
-`benches/figures/run` has written this page and its plots from what it measured, and [performance.md](performance.md) explains them.
-Figures of one section are of one run; compare only those, since machines differ from hour to hour.
+`benches/figures/run` wrote this page and its plots from its measurements, and [performance.md](performance.md) explains them. Compare only
+figures of the same section: each section is one run, and machines differ from hour to hour.
 
 """
 

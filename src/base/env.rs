@@ -103,8 +103,8 @@ impl Env {
     }
 }
 
-/// The same time, for a timer that is not ours, of the operating system or of a library. Such timers take 1 ms to 24 days: they count in
-/// 32 bits, or add what they are given to the present time.
+/// Clamps `duration` to what timers of the operating system and of libraries can take: 1 ms to 24 days. They count in 32 bits, or add the
+/// duration to the current time.
 #[cfg(feature = "http")]
 pub(crate) fn bounded_timer(duration: Duration) -> Duration {
     duration.clamp(Duration::from_millis(1), Duration::from_hours(24 * 24))

@@ -417,8 +417,8 @@ impl Filter {
         self.wanted_news(row, since).iter().any(|kind| kind != EventKind::DdocUpdated)
     }
 
-    /// The wanted kinds of the news in a row of a wanted database. For a set: those that the set allows and one of its
-    /// matching filters wants.
+    /// The kinds of news in `row`, a row of a wanted database, that this filter wants. A set wants the kinds that the set allows and that
+    /// one of its matching filters wants.
     fn wanted_news(&self, row: &Notification, since: &Cursor) -> Kinds {
         let news = match self.set() {
             None => row.news_since(*since).kinds(),

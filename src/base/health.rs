@@ -26,7 +26,7 @@ type FailureKey = (&'static str, u64);
 /// A part of the process that ends when the bus that the process has opened no longer exists. A part that holds no
 /// lease would go on otherwise, with whatever stands under the prefix.
 pub(crate) trait EndsWithBus: Send + Sync {
-    /// Ends it. From now on [`Health::ended`] says why.
+    /// Ends the part. From now on [`Health::ended`] says why.
     fn end_with_bus(&self);
 }
 
@@ -40,9 +40,9 @@ pub(crate) struct Health {
     /// Whether trouble was logged since the last time that everything worked.
     is_said: AtomicBool,
     log: LogThrottle,
-    /// Why the process cannot work any more, however long it waits.
+    /// Why the process can no longer work, however long it waits.
     ended: OnceLock<Error>,
-    /// Wakes all who wait for that.
+    /// Wakes everybody who waits for `ended`.
     is_ended: Notify,
     /// Ends with the bus, unless it has ended before.
     ends_with_bus: Mutex<Vec<Weak<dyn EndsWithBus>>>,

@@ -24,7 +24,7 @@ pub(crate) struct LogThrottle(Mutex<BTreeMap<String, Cause>>);
 struct Cause {
     /// When it may be logged again.
     due: Duration,
-    /// The pause after that.
+    /// The pause after the next line.
     pause: Duration,
     /// When it was last seen.
     seen: Duration,

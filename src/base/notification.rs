@@ -130,8 +130,8 @@ impl Notification {
         }
     }
 
-    /// The stored form. Positions equal to the row's own are stored as such, so that a draft, whose sequence the commit
-    /// will give, has the same bytes as the row that it becomes.
+    /// The stored form. A position that equals the row's own is stored as a marker, so that a draft, which has no sequence before its
+    /// commit, has the same bytes as the row that it becomes.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(160 + self.name.as_str().len());
         bytes.push(FORMAT);

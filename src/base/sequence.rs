@@ -1,8 +1,8 @@
 //! [`Sequence`]: the position of a row in a feed.
 //!
 //! 13 bytes: incarnation (1), versionstamp of the transaction that wrote the row (10), order within that transaction
-//! (2), all big-endian. It sorts as bytes, as text and as time, also after a move to another cluster, where versionstamps
-//! start over: the incarnation is raised by one then (CouchDB RFC 003).
+//! (2), all big-endian. Its bytes and its text sort in the order of commits, even after a move to another cluster, where versionstamps
+//! start over: a move raises the incarnation by one (CouchDB RFC 003).
 //!
 //! This file has only code that cannot fail, so that errors can name positions. `encoding` reads sequences from bytes
 //! and text.

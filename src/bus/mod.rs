@@ -317,7 +317,7 @@ impl Bus {
         ConsumerHandle::new(&self.context, name)
     }
 
-    /// The state of all consumers, in the order of their names. Fails if the store does not answer within some seconds.
+    /// The state of all consumers, in the order of their names. Fails if the store does not answer within a few seconds.
     pub async fn consumers(&self) -> Result<Vec<ConsumerStatus>> {
         self.seen.all_of_consumers().await
     }

@@ -54,7 +54,7 @@ pub(crate) struct Context {
     pub feed: FeedId,
     /// Rings doorbells as long as anything of the bus is used.
     pub ringer: OnceLock<Background>,
-    /// Whether the last check of the history in this process has found the store before its own rows.
+    /// Whether the last check of the history in this process found that the store is at a lower version than its own rows.
     is_older: AtomicBool,
 }
 

@@ -68,7 +68,7 @@ pub(crate) struct Listener {
     feed: FeedId,
     /// How often the watcher looks for it.
     poll: Duration,
-    /// Whether the watcher reads the notifications for it.
+    /// Whether the watcher reads the notifications for this listener.
     follows: bool,
     /// How long it waits for the watcher before it looks for itself, and when it does so.
     patience: Duration,
@@ -277,7 +277,7 @@ impl Watcher {
                 Some(_) => interval,
                 None => interval.min(self.watch_at.saturating_sub(env.now())),
             };
-            // A watch would fire for what this process appends, and who follows has to learn of it. Nobody else asks.
+            // Appends of this process matter only if a watch would fire for them, or if listeners follow the notifications.
             let asks = self.hint.is_some() || wakeups.are_followed();
             let (hint, after) = (&mut self.hint, self.appended.max(self.seen));
             let appended = async {

@@ -19,7 +19,7 @@ use crate::{
 /// What has to belong to the history of the store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Claim {
-    /// The rows of the store itself. Who writes rows, or removes them, asks this.
+    /// The rows of the store itself. Code that writes or removes rows asks this.
     Rows,
     /// The cursor of a reader, which may come from another store, and a row of its feed that the store has.
     Reader(Cursor, Option<Sequence>),

@@ -56,7 +56,7 @@ macro_rules! stats {
 stats! {
     /// Folds committed.
     folds,
-    /// Attempts of folds that failed and were tried again.
+    /// Attempts to fold that failed and were repeated.
     fold_retries,
     /// Rows written to the feed.
     notifications,
@@ -90,19 +90,19 @@ stats! {
     consumer_rows,
     /// Checkpoints of consumers that were written outside of handlers' own transactions.
     consumer_checkpoints,
-    /// Failures of handlers of consumers, including panics and stalls.
+    /// Failures of consumer handlers, including panics and stalls.
     consumer_failures,
-    /// Panics of handlers of consumers.
+    /// Panics in consumer handlers.
     consumer_panics,
     /// How often an id was deferred because its work had failed too often, or stalled.
     consumer_deferred,
-    /// Panics of callbacks, and of the predicates in front of them.
+    /// Panics in callbacks, and in the filter predicates that run before them.
     callback_panics,
     /// Items that were skipped because a callback has panicked on them as often as its policy allows.
     callback_skips,
-    /// Panics of the dispatcher's tail, which began again.
+    /// Panics in the tail of the dispatcher. The tail starts again after each.
     tail_panics,
-    /// Rows sent by feeds of HTTP.
+    /// Rows sent by HTTP feeds.
     http_feed_rows,
     /// Bytes of feeds of HTTP that were handed to connections.
     http_feed_bytes,

@@ -86,14 +86,14 @@ pub(crate) struct Wakeups {
     notifications: watch::Sender<Heads>,
     /// The position up to which the watcher has looked. Rows of notifications up to it are at or before the heads.
     looked: watch::Sender<Sequence>,
-    /// The last position of the last append of this process to the notifications.
+    /// Where the last append of this process to the notifications ended.
     appends: watch::Sender<Sequence>,
-    /// Such appends that the watcher has not seen in the pulse yet, or fewer, each with its last position.
+    /// The appends of this process that the watcher has not yet seen in the pulse, or only some of them, each with its last position.
     unseen: Mutex<Vec<(Sequence, Lanes)>>,
-    /// How many changes there were.
+    /// How many changes of heads there were; each change gets the next number.
     count: AtomicU64,
     wanted: Mutex<Wanted>,
-    /// Wakes the watcher when it is to look, or a listener wants more of it.
+    /// Wakes the watcher when it should look, or when a listener wants more from it.
     more_wanted: Notify,
     /// The watcher, as long as there are listeners.
     watcher: Mutex<Option<(Weak<JoinSet<()>>, AbortHandle)>>,
@@ -146,7 +146,7 @@ impl Wakeups {
         }
     }
 
-    /// Completes when the watcher is to look, or a listener has come that wants more of it. Cancel safe.
+    /// Completes when the watcher should look, or when a new listener wants more from it. Cancel safe.
     pub async fn more_wanted(&self) {
         self.more_wanted.notified().await;
     }
@@ -237,7 +237,7 @@ impl Wakeups {
         }
         unseen.push((to, lanes));
         let count = self.next();
-        // Who takes what is unseen finds it in the heads.
+        // Nobody can take the append from `unseen` before it is in the heads.
         self.notifications.send_modify(|heads| {
             heads.count = count;
             for (shard, head) in (0..).map(ShardId).zip(&mut heads.lanes) {

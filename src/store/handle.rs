@@ -111,12 +111,12 @@ impl Store {
         Ok(inspected(path.as_ref())?.report)
     }
 
-    /// Puts a copy of the folder `from` into the folder `to`, which must be empty or missing. The copy has everything
-    /// that was committed up to some moment of the call, even while another process commits. To restore it, put it in
-    /// the place of `from`, or open it where it is.
+    /// Puts a copy of the folder `from` into the folder `to`, which must be empty or missing. The copy has everything that was committed up
+    /// to some moment during the call, even if another process commits meanwhile. To restore it, put it in the place of `from`, or open it
+    /// where it is.
     ///
-    /// Fails with [`Error::Open`](crate::Error::Open) if `from` is damaged or no store, or `to` cannot be written.
-    /// Then `to` cannot be opened as a store with rows.
+    /// Fails with [`Error::Open`](crate::Error::Open) if `from` is damaged or is not a store, or if `to` cannot be written. After a failure
+    /// `to` cannot be opened as a store with rows.
     pub fn backup_dir(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<FolderReport> {
         let from = from.as_ref();
         let inspection = inspected(from)?;
@@ -186,8 +186,8 @@ impl Store {
     ///
     /// `body` gets a handle on the transaction. It may run several times, so it should only read and write through
     /// the transaction. After `commit_unknown_result` (1021) it runs again although the first run may have been
-    /// committed; `body` must be right in both cases, and [`Transaction::may_have_committed`] tells it.
-    /// [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) is for effects that must not happen twice.
+    /// committed; `body` must be right in both cases. [`Transaction::may_have_committed`] says whether the first run may have been
+    /// committed. [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) is for effects that must not happen twice.
     ///
     /// # Errors
     ///

@@ -278,7 +278,7 @@ pub enum Priority {
 pub struct Watch(BoxFuture<'static, Result<()>>);
 
 impl Watch {
-    /// A watch that fires with `future`, or fails with it: for what stands between a store and its users.
+    /// A watch that fires when `future` completes, or fails as it does. Backends, and code that wraps a store, make watches with it.
     pub fn new(future: impl Future<Output = Result<()>> + Send + 'static) -> Self {
         Self(Box::pin(future))
     }

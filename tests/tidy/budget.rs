@@ -25,15 +25,15 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/dispatcher", 3_480),
     ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_420),
+    ("src/roles/consumer", 6_425),
     ("src/bus", 1_435),
     ("src/bus/relocation", 625),
-    ("src/front", 6_350),
-    ("src/bin", 2_345),
+    ("src/front", 6_355),
+    ("src/bin", 2_350),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_020;
+const SRC_LINES: usize = 48_025;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 212;

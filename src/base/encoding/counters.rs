@@ -65,7 +65,7 @@ pub const ADDED_MAX: u64 = u32::MAX as u64;
 pub struct Tally {
     /// The events.
     pub counters: Counters,
-    /// Events of `ddoc_updated` whose design document is named by a row of its own; never more than `ddoc_updated`.
+    /// How many of the `ddoc_updated` events have a row that names the design document; never more than `ddoc_updated`.
     pub with_id: u64,
 }
 

@@ -67,7 +67,7 @@ enum Command {
         /// The consumer.
         #[command(flatten)]
         of: Of,
-        /// Delete even if nodes are members: they receive nothing any more.
+        /// Delete even if nodes are members: they receive nothing more.
         #[arg(long)]
         force: bool,
         /// Whether to ask first.
@@ -76,7 +76,7 @@ enum Command {
     },
     /// Stop the work of a consumer on all nodes, until it is resumed.
     Pause(Of),
-    /// Let a consumer go on that was paused.
+    /// Resume a paused consumer.
     Resume(Of),
     /// Print how far a consumer is behind in each shard.
     Lag(Of),
@@ -233,11 +233,14 @@ async fn show(of: &Of, timeout: Duration) -> Result<(), Failure> {
     }
     let consumer = &shown["consumer"];
     let expiry = consumer["expiry_ms"].as_u64();
+    // A consumer begins with generation 1.
+    let resets = consumer["generation"].as_u64().unwrap_or(1) - 1;
     let lines = [
         format!("consumer       {}", text(&consumer["name"])),
         format!("feed           {}", feed_of(consumer)),
         format!("filter         {}", text(&consumer["filter"])),
-        format!("start          {}, set {} times", text(&consumer["start"]), text(&consumer["generation"])),
+        format!("start          {}", text(&consumer["start"])),
+        format!("resets         {resets}"),
         format!("expires after  {}", expiry.map_or_else(|| "never".to_owned(), |ms| duration(&ms.into()))),
         format!("members        {}", items(&consumer["members"]).len()),
         format!("low watermark  {}", text(&consumer["low_watermark"])),
@@ -289,7 +292,7 @@ pub fn state(consumer: &Value) -> String {
     if found.is_empty() { "works".to_owned() } else { found.join(", ") }
 }
 
-/// How far a consumer is behind in a shard, for people.
+/// The cells of a table row that shows how far a consumer is behind in a shard.
 fn lag_cells(lag: &Value) -> Vec<String> {
     let more = if lag["is_exact"] == true { "" } else { "+" };
     vec![text(&lag["shard"]), format!("{}{more}", text(&lag["rows"])), duration(&lag["age_ms"])]

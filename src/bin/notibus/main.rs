@@ -21,7 +21,8 @@ use std::{
 
 use clap::{ArgAction, Parser, Subcommand};
 use tokio::runtime::Runtime;
-use tracing_subscriber::EnvFilter;
+use tracing::Level;
+use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use self::terminal::Failure;
 
@@ -80,13 +81,13 @@ enum Command {
     Tail(tail::Args),
     /// Record events of databases, for layers that do not record in their own transactions, and for trials.
     Record(record::Args),
-    /// Write a bus to a file, to be imported into another store. Nothing may write to the bus any more.
+    /// Write a bus to a file, to be imported into another store. First stop everything that writes to the bus, for good.
     Export(backup::ExportArgs),
     /// Import the bus of a file into a store. Positions of readers stay valid.
     Import(backup::ImportArgs),
     /// Search the folder of a store for damage, and print where it is. Nothing is changed.
     Check(backup::CheckArgs),
-    /// Copy the folder of a store, also while another process commits to it.
+    /// Copy the folder of a store, even while another process commits to it.
     Backup(backup::BackupArgs),
     /// Show or raise the incarnation of a bus whose whole store was moved.
     #[command(subcommand)]
@@ -100,15 +101,16 @@ const END_MAX: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let level = ["warn", "info", "debug", "trace"][usize::from(cli.verbose.min(3))];
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level)))
+    let level = [Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE][usize::from(cli.verbose.min(3))];
+    let targets = std::env::var("RUST_LOG").ok().and_then(|targets| targets.parse().ok());
+    let targets = targets.unwrap_or_else(|| Targets::new().with_default(level));
+    let lines = fmt::layer()
         .with_writer(std::io::stderr)
         // They would be printed, and a line that cannot be printed there is a panic.
         .log_internal_errors(false)
         // Programs that read the log expect no colours.
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+        .with_ansi(std::io::stderr().is_terminal());
+    tracing_subscriber::registry().with(targets).with(lines).init();
     let runtime = match Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => return report(&Failure::Failed(format!("no runtime: {error}"))).into(),

@@ -28,8 +28,8 @@ pub struct Args {
     /// The design document that was written, for `ddoc_updated`.
     #[arg(long)]
     doc: Option<String>,
-    /// A key of the same command that was given up: what that one has recorded in the last five minutes is not recorded again. A
-    /// command that fails prints its key.
+    /// The key that an earlier run of this command printed when it failed. What that run recorded in the last five minutes is not recorded
+    /// again.
     #[arg(long, value_parser = parse_key)]
     repeats: Option<String>,
     /// Where to record.
@@ -88,7 +88,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     terminal::line(&text)
 }
 
-/// The failure of a request, whose answer counts events. `lines` are those of its events.
+/// Adds the line of the first event to the failure of a request, whose answer counts events. `lines` are the lines of its events.
 fn counted(failure: Failure, lines: &[usize]) -> Failure {
     let is_counted_so = lines.iter().copied().eq(1..=lines.len());
     match (failure, lines) {

@@ -195,7 +195,7 @@ fn credentials(file: Option<&PathBuf>) -> Result<Option<Credentials>, Failure> {
     }
     match env::var(VARIABLE) {
         Err(env::VarError::NotPresent) => Ok(None),
-        // The variable is set, so it must not fall back to everyone.
+        // The variable is set but cannot be read. Without credentials the server would let everyone in.
         Err(error) => Err(bad(VARIABLE, &error)),
         Ok(text) => text.parse().map(Some).map_err(|error: Error| bad(VARIABLE, &error)),
     }
@@ -231,7 +231,7 @@ pub struct CredentialArgs {
     /// they may do everything.
     #[arg(long, value_delimiter = ',')]
     roles: Vec<String>,
-    /// The databases whose changes they may read, separated by commas: names, or prefixes of names and a `*`.
+    /// The databases whose changes they may read, separated by commas: names, or prefixes followed by `*`.
     #[arg(long, value_delimiter = ',')]
     reads: Vec<String>,
 }

@@ -57,11 +57,11 @@ pub struct Target {
 /// What a command does to what it asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
-    /// It reads: another process may have the folder open.
+    /// The command reads: another process may have the folder open.
     Reads,
-    /// It waits for what comes, which nobody may write to a folder of another process.
+    /// The command waits for new rows, and would never see any in a folder that another process has open.
     Follows,
-    /// It changes something.
+    /// The command changes something.
     Writes,
 }
 
@@ -128,7 +128,7 @@ impl Target {
         Ok(matches!(self.place()?, (Some(StoreAddress::Dir(_)), None)))
     }
 
-    /// Opens it.
+    /// Opens the bus in the store of the target, or returns a client of the node of the target.
     pub async fn open(&self, intent: Intent, timeout: Duration) -> Result<Opened, Failure> {
         let store = match self.place()? {
             (_, Some(url)) => return Ok(Opened { endpoint: Endpoint::Node(url.clone()), timeout }),
@@ -171,7 +171,7 @@ impl Opened {
         self.ask(&maybe_done(what), Request::post(path), body.to_string().into()).await
     }
 
-    /// [`Opened::post`] of what is done only once under `key`.
+    /// Does the same as [`Opened::post`], for work that the node does only once under `key`.
     pub async fn post_once(&self, what: &str, path: &str, body: &Value, key: &str) -> Result<Value, Failure> {
         self.ask(&maybe_done(what), Request::post(path).header(KEY_HEADER, key), body.to_string().into())
             .await

@@ -200,7 +200,7 @@ pub fn print(
     line(table.text(empty).trim_end())
 }
 
-/// A value as text: a string without its quotes, and what is not there as a dash.
+/// A value as text: a string without its quotes, and null as a dash.
 pub fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -214,7 +214,7 @@ pub fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A wall-clock time, of milliseconds since 1970.
+/// Formats a wall-clock time, given in milliseconds since 1970.
 pub fn time(ms: &Value) -> String {
     let Some(ms) = ms.as_u64() else { return "-".to_owned() };
     UNIX_EPOCH.checked_add(Duration::from_millis(ms)).map_or_else(
@@ -223,7 +223,7 @@ pub fn time(ms: &Value) -> String {
     )
 }
 
-/// A duration, of milliseconds.
+/// Formats a duration, given in milliseconds.
 pub fn duration(ms: &Value) -> String {
     ms.as_u64().map_or_else(
         || "-".to_owned(),

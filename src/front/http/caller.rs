@@ -210,7 +210,9 @@ impl Caller {
             Permission::Record => {
                 Failure::new(StatusCode::FORBIDDEN, "forbidden", "You are not allowed to record events.")
             }
-            _ => Failure::unauthorized("You are not a server admin."),
+            Permission::Updates => Failure::unauthorized("You need the role `_db_updates`."),
+            Permission::Metrics => Failure::unauthorized("You need the role `_metrics`."),
+            Permission::Known | Permission::Admin => Failure::unauthorized("You are not a server admin."),
         })
     }
 }

@@ -144,7 +144,7 @@ impl Credentials {
     }
 
     /// Reads `file` again and again, and takes its lines as [`Credentials::replace`] does, within two seconds of a change. If the file
-    /// is no good, the lines read before stay valid; the log says so once, and the status as long as it lasts.
+    /// is no good, the lines read before stay valid; the log says so once, and the status says so until the file is valid again.
     pub async fn follow(&self, file: &Path) -> Infallible {
         let mut last = None;
         loop {

@@ -53,9 +53,9 @@ pub trait Databases: DocSource + 'static {
         Box::pin(ready(Ok(caller.may_read(&db.name))))
     }
 
-    /// Returns how a feed shows documents where the routers do not know how: with a filter of the layer (`_selector`, `_view`, a
-    /// function of a design document), or with conflicts or attachments. Return `None` if the layer does not know either: then the
-    /// request gets 400. If the layer fails, the client gets its failure. Default: `None`.
+    /// Returns how a feed shows documents in the cases that the routers do not know: with a filter of the layer (`_selector`, `_view`, a
+    /// function of a design document), or with conflicts or attachments. Return `None` if the layer does not know either: then the request
+    /// gets 400. If the layer fails, the client gets its failure. Default: `None`.
     fn lens<'a>(
         &'a self,
         _db: &'a Db,

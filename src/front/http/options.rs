@@ -46,7 +46,7 @@ impl Default for ApiOptions {
 }
 
 impl ApiOptions {
-    /// Fails if an option is out of its limits.
+    /// Fails if an option is outside its limits.
     pub(super) fn check(&self) -> Result<()> {
         let invalid = |what, reason| Err(Error::invalid(what, reason));
         if self.heartbeat_max.is_zero() || self.doc_reads_limit.is_zero() || self.feeds_per_name_max == 0 {

@@ -237,7 +237,7 @@ fn are_plain(
             let news = news.into_iter().flatten().filter(|&at| reading.is_news(at));
             let replaced = row.replaced.map(|replaced| replaced.deleted_at);
             let replaced = replaced.filter(|&at| reading.is_news_of_replaced(at));
-            // In an older copy of the store the row stands where it was, and may tell of what it no longer tells. It may have moved often.
+            // In an older copy of the store the row is where it was, and may show news that it no longer shows. It may have moved often.
             let moved = row.previous.filter(|&at| reading.is_news(at)).map(|_| Sequence::MIN);
             oldest = oldest.min(news.chain(replaced).chain(moved).min().unwrap_or(at));
             is_plain
@@ -313,7 +313,7 @@ mod tests {
         let deleted = database(9, [2, 6, 6, 9]);
         assert_eq!(of(&deleted, 1, usual), [Deleted]);
         assert_eq!(of(&deleted, 5, Kinds::from_iter([Created, Updated])), []);
-        // Regression: a late update made the row of the deletion news again.
+        // Regression: an update after the deletion made the deletion news again to readers that knew it.
         let updated_late = database(12, [2, 12, 6, 9]);
         assert_eq!((of(&updated_late, 8, usual), of(&updated_late, 9, usual)), (vec![Deleted], vec![]));
         // An earlier database of the name was deleted.

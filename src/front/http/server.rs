@@ -1,10 +1,10 @@
-//! [`Server`] serves a router on hyper: it limits connections, headers and silent clients, checks by which name and from which page it
-//! is asked, and shuts down in good order.
+//! [`Server`] serves a router on hyper: it limits connections, headers and silent clients, checks the host name and the origin of each
+//! request, and shuts down in an orderly way.
 //!
-//! For a client that does not read, the server holds one chunk and the buffers of the connection and its socket. A client that closes
-//! its sending side counts as one that has gone, as hyper has it: the answer in progress ends, with all that it holds. On Linux the
-//! system closes a connection whose client acknowledges nothing, or takes nothing of what waits for it, for a while; elsewhere, and
-//! for TLS and limits by address, a proxy in front has to do so.
+//! For a client that does not read, the server holds one chunk and the buffers of the connection and its socket. A client that closes its
+//! sending side counts as gone, as in hyper: the answer in progress ends, and everything that it holds is released. On Linux the system
+//! closes a connection whose client has acknowledged or read nothing for a while. Elsewhere, and for TLS and limits by address, use a proxy
+//! in front.
 //!
 //! Any page can make a browser send requests to any address, even to a server that only the browser's own machine can reach. The
 //! browser marks a foreign page by `Sec-Fetch-Site` or `Origin`. But the owner of a page's host name can point that name to 127.0.0.1.

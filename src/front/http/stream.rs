@@ -113,8 +113,8 @@ struct Stream<S> {
     _place: Option<FeedPermit>,
 }
 
-/// Answers with the feed that `query` asks for, whose source `begin` makes, or with 304 if the client has the answer with this `tag`.
-/// Fails with 429 if the caller has too many lasting feeds.
+/// Answers with the feed that `query` asks for, or with 304 if the client already has the answer with this `tag`. `begin` makes the source
+/// of the feed. Fails with 429 if the caller has too many lasting feeds.
 pub(super) async fn answer<S: Source>(
     inner: &Arc<Inner>,
     parts: &Parts,

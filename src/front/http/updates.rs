@@ -206,7 +206,7 @@ impl Updates {
         }
     }
 
-    /// Sends the chunk at `place` of what feeds with this format share.
+    /// Sends the chunk at `place` of `rendering`, which feeds with this format share.
     fn share(&mut self, rendering: &Arc<Rendering>, place: usize, out: &mut Writer) {
         let (_, chunks) = &**rendering;
         let (chunk, rest) = (&chunks[place], place + 1);

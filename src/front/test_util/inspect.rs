@@ -1,5 +1,4 @@
-//! What a judge that sees the rows of a store reads of the leases that guard the work of a bus, of its nodes and shards, and of its
-//! consumers. It writes nothing.
+//! Decodes the leases, nodes, shards and consumers of a bus, for tests that judge the rows of its store. It writes nothing.
 
 use std::{ops::Range, time::Duration};
 
@@ -56,7 +55,7 @@ pub struct StoredConsumer {
     pub instance: Option<DbInstance>,
 }
 
-/// Reads the row of a consumer. Fails with [`Error::Corrupt`](crate::Error::Corrupt) if it is none.
+/// Reads the row of a consumer. Fails with [`Error::Corrupt`](crate::Error::Corrupt) if `row` is not such a row.
 pub fn consumer(row: &[u8]) -> Result<StoredConsumer> {
     let ConsumerRow { identity, generation, start, is_paused, expiry_ms, feed, .. } =
         ConsumerRow::from_bytes(row)?;
@@ -67,7 +66,7 @@ pub fn consumer(row: &[u8]) -> Result<StoredConsumer> {
 /// The stored key of an id whose work is not decided by the checkpoint of its shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredKey {
-    /// What was finished of the id.
+    /// Up to where the work on the id is finished.
     pub done: Cursor,
     /// The database that was worked on.
     pub instance: Option<DbInstance>,

@@ -132,7 +132,7 @@ impl ConsumerHandle {
         Ok(self.create_unless(settings, None).await? == Some(true))
     }
 
-    /// [`ConsumerHandle::create`], but creates nothing if `node` is a member of the consumer: `None` then.
+    /// Does the same as [`ConsumerHandle::create`], but returns `None` and creates nothing if `node` is a member of the consumer.
     pub(super) async fn create_unless(
         &self,
         settings: &ConsumerSettings,
@@ -204,7 +204,7 @@ impl ConsumerHandle {
         self.change(force, &Change::Reset(to.into())).await
     }
 
-    /// Deletes the consumer, with everything that is stored of it. Its members get nothing more.
+    /// Deletes the consumer, with everything that is stored for it. Its members get nothing more.
     ///
     /// Fails with [`Error::ConsumerInUse`] while nodes are members, unless `force` is set, and with [`Error::NoConsumer`].
     pub async fn delete(&self, force: bool) -> Result<()> {

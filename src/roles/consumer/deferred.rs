@@ -40,7 +40,7 @@ pub(super) struct Job<R> {
     pub row: Option<Arc<R>>,
     /// The database whose end is all that the run is about.
     pub end: Option<DbInstance>,
-    /// What is finished of the id.
+    /// Up to where the work on the id is finished.
     pub since: Cursor,
     /// The database that the key of the id names.
     pub worked: Option<DbInstance>,
@@ -50,7 +50,7 @@ pub(super) struct Job<R> {
 }
 
 impl<R: ConsumedRow> Job<R> {
-    /// The work on a row whose id has this key.
+    /// The work on `row`. `key` is the stored key of its id, if the id has one.
     pub fn new(row: Option<Arc<R>>, since: Cursor, key: Option<&DeferredRow>) -> Self {
         Self {
             row,
@@ -62,7 +62,7 @@ impl<R: ConsumedRow> Job<R> {
         }
     }
 
-    /// The database whose end the handler has to learn.
+    /// The database that has ended and that the handler has to clean up; `None` if there is none.
     pub fn gone(&self) -> Option<DbInstance> {
         match self.row.as_deref() {
             None => self.worked,
@@ -247,7 +247,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Due::At(of, at) if of == incarnation => at.saturating_sub(version),
                 Due::At(..) => 0,
             };
-            // A row that waits for its batch is older than what would be worked on now.
+            // An id with a row in the queue waits, because the work on its key would take a newer row than the queued one.
             let turn = if pause > 0 || self.ordered.contains(&id) { Turn::Later } else { turn(&id, &due) };
             if turn == Turn::Later {
                 let pause = Duration::from_micros(pause);

@@ -73,7 +73,7 @@ impl Consumer {
         self.member.working()
     }
 
-    /// Completes when this member can go on no more: with [`Error::NoFeed`] if the feed of the consumer is gone, and with
+    /// Completes when this member can no longer work: with [`Error::NoFeed`] if the feed of the consumer is gone, and with
     /// [`Error::NoConsumer`] if the consumer was deleted, and its name belongs to one with another feed or filter. Cancel safe.
     pub async fn ended(&self) -> Error {
         self.member.ended().await

@@ -64,7 +64,7 @@ struct Passed {
     is_all: bool,
 }
 
-/// The result of an attempt to write it.
+/// The result of an attempt to write the low watermark.
 enum Attempt {
     /// It is written, or need not be. `None` if the consumer does not exist.
     Done(Option<Sequence>),
@@ -84,7 +84,7 @@ impl Member {
         tasks
     }
 
-    /// Writes it whenever that is due, until it is dropped.
+    /// Writes the low watermark whenever that is due, until the future is dropped.
     async fn keep_low_watermark(self: Arc<Self>, hints: Arc<Listener>) {
         let env = self.context.env();
         let (mut seen, mut known) = (None, Sequence::MIN);
@@ -116,8 +116,8 @@ impl Member {
         }
     }
 
-    /// Writes it, unless it is written already. Returns it; `None` if the consumer does not exist, or needs none. Where this node works, its
-    /// tasks know what they have passed; of other shards that may have got rows, these are read if it `reads`.
+    /// Writes the low watermark unless it is written already, and returns it; `None` if the consumer does not exist, or needs none. The
+    /// tasks of this node know what they have passed in their shards. If `reads` is set, the rows that other shards may have got are read.
     pub async fn write_low_watermark(&self, hints: &Listener, reads: bool) -> Result<Option<Sequence>> {
         if self.feed.instance().is_some() {
             return Ok(None);
@@ -196,7 +196,7 @@ impl Member {
         barrier: Option<Sequence>,
     ) -> Result<Passed> {
         let mut passed = Passed { to: stored.position().max(low), is_all: true };
-        // What is behind so many pages is written another time; a barrier has to see all of it.
+        // Rows behind that many pages wait for a later write of the low watermark; a barrier has to see all rows.
         for _ in 0..barrier.map_or(PAGES_MAX, |_| usize::MAX) {
             let read = async |tx: Transaction| {
                 tx.set_option(TransactionOption::Priority(Priority::Batch));
@@ -273,8 +273,8 @@ impl Member {
         Ok(())
     }
 
-    /// Whether everything up to `at` is finished or deferred. The position of a checkpoint does not say so: a row that was not read before
-    /// its id has changed stands later, perhaps in a successor, and still tells of what happened before.
+    /// Whether everything up to `at` is finished or deferred. The position of a checkpoint does not show this: if an id changes before its
+    /// row is read, the row moves to a later position, perhaps in a successor, and still shows the earlier events.
     async fn has_passed(&self, at: Sequence) -> Result<bool> {
         let read = async |tx: Transaction| {
             self.existing(&tx, Isolation::Snapshot).await?;

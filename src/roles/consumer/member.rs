@@ -44,13 +44,13 @@ pub(super) struct Member {
     pub tenants: Option<Tenants>,
     /// Whether the handler works on batches in the order of the shard.
     pub is_ordered: bool,
-    /// The last change of the consumer, its shards, its leases and its deferred ids that the node knows.
+    /// The newest change that the node knows of: to the consumer, its shards, its leases or its deferred ids.
     pub changes: watch::Sender<Changes>,
     pub closing: PendingCloses,
     /// Whether the handle of the member is dropped.
     is_dropped: AtomicBool,
     known: Mutex<Known>,
-    /// Why the member can go on no more.
+    /// Why the member can no longer work.
     ended: watch::Sender<Option<Error>>,
 }
 
@@ -170,15 +170,15 @@ impl Member {
         self.ended.send_replace(Some(error));
     }
 
-    /// Completes when the member can go on no more. Cancel safe.
+    /// Completes when the member can no longer work. Cancel safe.
     pub async fn ended(&self) -> Error {
         let mut ended = self.ended.subscribe();
         let ended = ended.wait_for(Option::is_some).await.expect("the sender is here");
         ended.clone().expect("it was waited for")
     }
 
-    /// The shards with checkpoints, and those of the next topology entry if theirs is closed; none of a consumer that is another one: it
-    /// may have been deleted, and created with another feed or filter.
+    /// The shards with checkpoints, and those of the next topology entry if theirs is closed. Fails if the consumer was deleted, and
+    /// created again with another feed or filter.
     pub async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
         let (checkpoints, row) = tokio::try_join!(self.checkpoints(tx), self.row(tx, Isolation::Snapshot))?;
         let mut shards: Vec<_> = checkpoints.into_iter().map(|(shard, _)| shard).collect();
@@ -216,7 +216,7 @@ impl Member {
     }
 }
 
-/// A member, and what makes the handlers of its shards.
+/// A member, and the factory that makes a handler for each of its shards.
 pub(super) struct Working<R> {
     pub member: Arc<Member>,
     pub factory: Factory<R>,
@@ -298,7 +298,7 @@ impl<R: ConsumedRow> OpenHandler<R> {
         opened.map_err(|panic| format!("panic: {}", panic_text(&*panic)))
     }
 
-    /// Closes it.
+    /// Closes the handler.
     pub async fn close(mut self, reason: CloseReason) {
         let handler = self.handler.take().expect("it is open");
         closed(handler, self.shard, reason, self.deadline()).await;
@@ -330,7 +330,7 @@ impl<R: ConsumedRow> Drop for OpenHandler<R> {
     }
 }
 
-/// Calls `closed` of a handler, which is dropped at the deadline.
+/// Calls `closed` of a handler, and drops the handler if the call has not returned by the deadline.
 async fn closed<R>(
     handler: Arc<dyn AnyHandler<R>>,
     shard: ShardId,

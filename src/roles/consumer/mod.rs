@@ -12,9 +12,10 @@
 //!
 //! # Invariants
 //!
-//! 1. Whatever is written of a shard is written under its lease, but for requests to work again, which only ask.
-//! 2. A checkpoint never goes back, and passes an unfinished row only while the key of its id stands. Only the shard's task moves it outside
-//!    of a handler's transaction, and only the shard's task removes keys.
+//! 1. Whatever is written of a shard is written under its lease, but for what an operator asks: a reset takes the leases away; a discard, and a
+//!    request to work again, write the key of an id.
+//! 2. Between resets a checkpoint never goes back, and passes an unfinished row only while the key of its id stands. Only the shard's task moves
+//!    it outside of a handler's transaction, and only the shard's task removes keys.
 //! 3. An id never runs twice at once. A run that ends without success writes what its transactions read, before anything else is called for
 //!    the id.
 //! 4. At any time the checkpoints are those of the shards of one topology entry. Their successors work only on keys that they have left.

@@ -70,7 +70,7 @@ impl<R: FeedRow> Ordered<R> {
         first.map_or(read, |first| first.before().min(read))
     }
 
-    /// Whether rows are to be read again as they are now.
+    /// Whether the last batch has failed, so that the waiting rows must be read again in their newest versions.
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }

@@ -41,7 +41,7 @@ enum Left {
     Waits,
     /// The successors have begun.
     Replaced,
-    /// The consumer does not read the shard any more.
+    /// The consumer no longer reads the shard.
     Gone,
 }
 
@@ -89,7 +89,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         if !member.is_first(held.shard) {
             return Ok(Left::Waits);
         }
-        // Checkpoints only grow while their leases are held, so a snapshot does.
+        // Checkpoints only grow while their leases are held, so a snapshot read is enough.
         let left = held.checkpoints(tx).await?;
         if left.iter().any(|(_, checkpoint)| checkpoint.position() < mark) {
             return Ok(Left::Waits);
@@ -100,7 +100,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             changed(tx, keys, &pool);
             return Ok(Left::Moved);
         }
-        // Rows of the successors tell of what happened before, and was not read in the shards that end.
+        // Rows of the successors also show earlier events that were not read in the shards that end.
         let knows_least = left.iter().map(|(_, checkpoint)| *checkpoint).min_by_key(Cursor::knowledge);
         let begin = knows_least.map_or(Cursor::from(mark), |knows| moved(knows, mark));
         tx.clear_range(&keys.consumer_checkpoints(&held.name));
@@ -133,7 +133,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(!page.rows.is_empty())
     }
 
-    /// Removes everything that is stored of the consumer, if its feed is gone.
+    /// Removes everything that is stored for the consumer, if its feed is gone.
     async fn remove_without_feed(&self) -> Result<()> {
         let remove = async |tx: Transaction| {
             let (held, member) = (&self.held, &self.member);

@@ -246,7 +246,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    /// Completes with a change of the consumer, or after a while.
+    /// Completes when the consumer has changed, or after the poll interval.
     pub async fn wait_for_change(&mut self) -> Go<()> {
         let pause = self.env().sleep(self.member.options.poll_interval);
         tokio::select! {
@@ -467,7 +467,7 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// What was read after `at` is forgotten: the rows are read again.
     pub fn read_again_from(&mut self, at: Sequence) {
-        // News of what was read are in newer rows by then, which may stand after the end that was read.
+        // By then newer rows have the news of the rows that were read, and may be after the end that was read.
         (self.read, self.caught_up) = (at, None);
     }
 
@@ -490,7 +490,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         if let Some((first, last)) = self.caught_up
             && watermark >= first
         {
-            // A checkpoint in the middle of a reading takes rows for wanted that are not any more.
+            // A checkpoint in the middle of a reading treats rows as wanted that no longer are.
             self.is_dirty |= match self.stored.knowledge() {
                 Knowledge::Nothing => true,
                 Knowledge::UpTo(known) => known < self.stored.position(),

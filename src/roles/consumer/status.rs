@@ -34,7 +34,7 @@ const LATE_MS: u64 = 600_000;
 /// The most deferred ids of a consumer that are counted.
 const DEFERRED_MAX: u64 = 1_000;
 
-/// How many keys of a consumer are looked at for that: those of finished ids stay until the checkpoint has passed them.
+/// How many keys of a consumer are read to count its deferred ids: keys of finished ids stay until the checkpoint has passed them.
 const KEYS_MAX: u64 = 10_000;
 
 /// How many runs of consumers are read at the same time.
@@ -52,7 +52,7 @@ const TAIL_ROWS_MIN: usize = 16;
 /// The most positions from before these rows for which the oldest row is read, the oldest positions first.
 const OLDEST_MAX: usize = 1_000;
 
-/// The most feeds of which it is found how far their consumers are behind, notifications first.
+/// The most feeds for which the lag of consumers is read, notifications first.
 const FEEDS_MAX: usize = 100;
 
 /// Consumers by their names.

@@ -84,7 +84,7 @@ impl ConsumerHandle {
         rows.iter().map(decode).collect()
     }
 
-    /// Removes everything that is stored of it.
+    /// Removes everything that is stored for the consumer.
     pub(super) fn remove_in(&self, tx: &Transaction) {
         for range in self.context.keys.whole_consumer(&self.name) {
             tx.clear_range(&range);

@@ -59,8 +59,8 @@ pub struct SubscriberState {
     is_ended: AtomicBool,
     /// Its number in the waiting list of the log, from 1 on, or 0 if it is not on it; changed under the lock of the log only.
     listed: AtomicU32,
-    /// While it is on the list: a place from which on there was no entry when it joined. Afterwards: the begin of the entry that took it off.
-    /// Changed under the lock of the log only.
+    /// While it is on the list: a place from which on there was no entry when it joined. Afterwards: the beginning of the entry that took
+    /// it off. Changed only under the lock of the log.
     mark: [AtomicU64; 2],
     /// Wakes the subscriber's task. The waker is the subscriber's own code, and may panic.
     pub waker: AtomicWaker,
@@ -87,7 +87,7 @@ impl SubscriberState {
         self.listed.load(Ordering::Acquire) != 0 && self.mark[0].load(Ordering::Relaxed) <= batch_number
     }
 
-    /// Puts it on the list, as number `listed`, or takes it off with 0.
+    /// Puts the subscriber on the list as number `listed`, or takes it off if that is 0.
     fn list(&self, listed: usize, mark: Mark) {
         for (part, mark) in self.mark.iter().zip(mark) {
             part.store(mark, Ordering::Relaxed);
@@ -109,7 +109,7 @@ pub struct Entry<P> {
 pub enum Empty {
     /// There is none yet.
     Nothing,
-    /// It has left the ring, or may have.
+    /// The entry has left the ring, or may have left it.
     Behind,
 }
 

@@ -40,7 +40,7 @@ pub(super) struct Pattern {
 /// The most globs of one set, because a compiled set has a limited number of states.
 const GLOBS_PER_SET: usize = 1_000;
 
-/// Patterns by the texts of their atoms of one kind.
+/// Finds patterns by the texts of their atoms. It has the atoms of one kind, such as exact names or prefixes.
 #[derive(Default)]
 struct ByText {
     /// An entry for each atom. The text is in the pattern, because there are many patterns of one name.

@@ -1,4 +1,5 @@
-//! Deletes the rows of databases that were deleted long ago.
+//! Deletes the row of a deleted database once it is older than [`tombstone_retention`](super::JanitorOptions::tombstone_retention) and every
+//! consumer of the notifications has passed it: by its low watermark, or without one by its start.
 //!
 //! # Age
 //!

@@ -22,13 +22,13 @@ use crate::{
     store::{RetryPolicy, Transaction},
 };
 
-/// The most rows of a page.
+/// The most rows that a page can have.
 pub const PAGE_ROWS_MAX: usize = 10_000;
 
 /// How many shards are read at once where nothing else limits it.
 pub(crate) const SHARDS_READ_AT_ONCE: usize = 64;
 
-/// A type of rows.
+/// A type of row that a feed can hold.
 pub trait FeedRow: Sized + Send + Sync + 'static {
     /// Decodes the row stored at `sequence` as `bytes`. Fails with [`Error::Corrupt`].
     fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self>;
@@ -97,7 +97,7 @@ impl<R> fmt::Debug for Feed<R> {
 }
 
 impl<R: FeedRow> Feed<R> {
-    /// The most rows of a page.
+    /// The most rows that a page can have.
     pub const PAGE_ROWS_MAX: usize = PAGE_ROWS_MAX;
 
     pub(crate) fn new(context: Arc<Context>, id: FeedId) -> Self {

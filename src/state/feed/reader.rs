@@ -334,7 +334,7 @@ impl<'a> RawFeed<'a> {
     }
 
     /// The newest row of each of `ids`, in their order; the inner error is [`Error::Corrupt`], and concerns that id alone. It adds to
-    /// `entries` those in which the rows stand, and reads no others: so the history of reshards may be as long as it will.
+    /// `entries` those that have the rows, and reads no others, so a long history of reshards costs no more.
     pub async fn newest_rows(
         self,
         tx: &Transaction,
@@ -361,7 +361,7 @@ impl<'a> RawFeed<'a> {
         try_join_all(rows).await
     }
 
-    /// The place of what says where the newest row of `id` stands.
+    /// The place of the key that says where the newest row of `id` is.
     pub fn newest_key(self, id: &[u8]) -> SkippedAt {
         SkippedAt::Key(self.context.keys.newest(self.id, id).into())
     }

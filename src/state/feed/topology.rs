@@ -64,7 +64,7 @@ impl From<&TopologyRow> for Resharded {
     }
 }
 
-/// Some entries of a topology, oldest first: the open one, which is the last, and all to which the sequences belong that it is asked about.
+/// Some entries of a topology, oldest first: those of the sequences that it is asked about, and the open one, which is the last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entries(Vec<TopologyRow>);
 

@@ -164,7 +164,7 @@ impl Due {
 /// An id whose work is not decided by the checkpoint of its shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeferredRow {
-    /// What was finished of the id. It is done if its newest row is at or before this, and [`DeferredRow::again`] is not set.
+    /// Up to where the work on the id is finished. It is done if its newest row is not after this, and [`DeferredRow::again`] is not set.
     pub done: Cursor,
     /// The database that was worked on, or was being worked on; `None` if there is nothing to clean up.
     pub instance: Option<DbInstance>,
@@ -241,12 +241,12 @@ impl DeferredRow {
     }
 }
 
-/// Since when a consumer has no member, in the time that janitors have worked, one after the other.
+/// Since when a consumer has had no member. The clock is the total time that janitors have worked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemberlessSince {
     /// The last time at which it may have had a member, in milliseconds.
     pub alive_ms: u64,
-    /// How long it has had no member since, in milliseconds, at the last check.
+    /// How long it had been without a member at the last check, in milliseconds.
     pub idle_ms: u64,
 }
 
@@ -340,7 +340,7 @@ impl Keys {
         self.range(&(family::CONSUMER, part::IDLE))
     }
 
-    /// Everything that is stored of `consumer`, its leases included.
+    /// Everything that is stored for `consumer`, its leases included.
     pub fn whole_consumer(&self, consumer: &ConsumerName) -> [KeyRange; 6] {
         [
             KeyRange::key(&self.consumer(consumer)),

@@ -61,7 +61,7 @@ impl Keys {
         self.pack(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::LAST_UPDATE, slot))
     }
 
-    /// The key of a change of the design document `id` of `db` that waits for its fold.
+    /// The key of a change to the design document `id` of `db` that is not folded yet.
     pub fn pending_ddoc(&self, partition: Partition, db: &Db, id: &DdocId) -> Vec<u8> {
         let instance = &db.instance.0[..];
         self.pack(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::DDOC, id.as_str()))

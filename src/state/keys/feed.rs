@@ -162,8 +162,8 @@ impl Keys {
         self.pack(&(family::HORIZON, feed.bytes()))
     }
 
-    /// A conflict key, at which nothing is stored: who has a consumer of `feed` begin somewhere writes it, and the janitor reads it before
-    /// the consumers. It is not the horizon, which all who begin read: they would conflict with each other.
+    /// A conflict key, at which nothing is stored. A transaction that sets where a consumer of `feed` begins writes it, and the janitor
+    /// reads it before the consumers. The horizon cannot be that key: all such transactions read it, and would conflict with each other.
     pub fn beginnings(&self, feed: &FeedId) -> KeyRange {
         KeyRange::key(&key_after(&self.horizon(feed)))
     }

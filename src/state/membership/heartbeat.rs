@@ -157,7 +157,7 @@ impl Heartbeat {
         }
     }
 
-    /// Beats, or joins again if the node has fallen out. Once the bus is gone it does neither.
+    /// Writes a heartbeat, or joins again if the node has fallen out of the membership. Once the bus is gone it does neither.
     async fn pulse(&mut self) -> Result<()> {
         if let Some(ended) = self.shared.stats.health.ended() {
             return Err(ended.clone());
@@ -170,7 +170,7 @@ impl Heartbeat {
         beaten
     }
 
-    /// Beats, or joins again if the node has fallen out. Fails unless the node is a member afterwards.
+    /// Writes a heartbeat, or joins again if the node has fallen out of the membership. Fails unless the node is a member afterwards.
     async fn beat_or_join(&mut self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         if shared.is_member() {
@@ -225,7 +225,7 @@ impl Heartbeat {
         }
     }
 
-    /// Changes the roles. Nobody waits for that.
+    /// Changes the roles without waking anybody, because nobody waits for roles.
     fn change_roles(&self, change: impl FnOnce(&mut Roles)) {
         self.shared.roles.send_if_modified(|roles| {
             change(roles);

@@ -58,7 +58,7 @@ pub(super) struct EnteredWorker {
     pub interval: Duration,
 }
 
-/// What has to be stored of a role: [`Entered::max`] and [`Entered::idle`], or nothing if the node has left it.
+/// What has to be stored for a role: [`Entered::max`] and [`Entered::idle`], or nothing if the node has left it.
 pub(super) type News = (Role, Option<(u32, Option<Bytes>)>);
 
 #[derive(Debug, Default)]

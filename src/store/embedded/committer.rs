@@ -106,7 +106,7 @@ impl Failed {
     }
 }
 
-/// The state of the thread.
+/// The worker that writes groups of commits. The commit thread owns it; in a simulation, which has no threads, the callers share it.
 pub(super) struct Worker {
     folder: Folder,
     core: Arc<Mutex<Core>>,
@@ -200,7 +200,7 @@ impl Worker {
         lock(&self.core).publish(staged, self.now())
     }
 
-    /// The error of a group that was not written; notes it.
+    /// Returns the error for a group that was not written, and records it.
     fn unwritten(&self, unwritten: Unwritten, state: &str) -> StoreError {
         match unwritten {
             Unwritten::NoRoom(error) => {

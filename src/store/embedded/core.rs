@@ -55,7 +55,7 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// The snapshot at that version.
+    /// Returns the snapshot at the earlier version.
     pub fn snapshot(self) -> Snapshot {
         let Self { mut newest, since } = self;
         since.revert(&mut newest.root);

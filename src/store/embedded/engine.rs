@@ -43,16 +43,16 @@ pub(in crate::store) struct Engine {
 struct Holding {
     /// Each with the time of its snapshot; the oldest first, roughly.
     transactions: VecDeque<(Duration, Weak<dyn Holds>)>,
-    /// How many were left when those that have ended were forgotten; it is done again at twice as many.
+    /// How many transactions were left after the last sweep of ended ones; the next sweep comes at twice as many.
     swept: usize,
 }
 
 /// Fewer transactions than this are not worth sweeping.
 const HOLDING_MIN: usize = 256;
 
-/// What a transaction holds, by which it is taken away from one that is too old.
+/// A transaction that gives back what it holds once it is too old.
 pub(super) trait Holds: Send + Sync {
-    /// Gives it back.
+    /// Gives back what the transaction holds.
     fn give_back(&self);
 }
 

@@ -167,7 +167,7 @@ impl Default for Node {
 }
 
 impl Node {
-    /// [`Rows::change`] below this node.
+    /// Does [`Rows::change`] in the subtree of this node.
     fn change<V: AsRef<[u8]>>(
         &mut self,
         key: &[u8],
@@ -263,7 +263,7 @@ impl Node {
         }
     }
 
-    /// Whether this and `right`, its neighbour, are one node with room for more. None of the two is empty.
+    /// Whether this node and its neighbour `right` fit into one node with room to spare. Neither of them is empty.
     fn can_join(&self, right: &Self) -> bool {
         match (self, right) {
             (Self::Leaf(a), Self::Leaf(b)) => {
@@ -306,7 +306,7 @@ impl Branch {
         self.separators.find(key).map_or_else(|index| index, |index| index + 1)
     }
 
-    /// Splits it, after the child at `index` was added.
+    /// Splits the branch after the child at `index` was added.
     fn split(&mut self, index: usize) -> Changed {
         let count = self.children.len();
         let middle = if index == count - 1 { count - 2 } else { count / 2 };

@@ -1,9 +1,8 @@
 //! [`Undo`]: what commits have written, and what was there before, as bytes.
 //!
-//! It is kept for as long as a transaction lives: so that an earlier version can be read again, and so that the commit
-//! of a transaction finds what was written since it has read. As bytes in one block a write costs no allocation, and
-//! the values that were replaced give their memory back at once. If they are many, the tree as it was is shared instead
-//! of further values.
+//! It is kept for as long as a transaction lives, so that earlier versions can be read, and so that a commit can find what was written
+//! after the snapshot of its transaction. All bytes are in one block, so a write costs no allocation, and replaced values free their memory
+//! at once. If many values are replaced, the undo shares the tree as it was instead of copying more of them.
 
 use super::{conflicts::ReadConflict, rows::Rows};
 use crate::store::KeyRange;
@@ -132,8 +131,7 @@ impl Undo {
         self.bytes.len().saturating_sub(self.sorted_len.max(begin))
     }
 
-    /// Whether a commit that compares `reads` keys and ranges with what was written from the place `begin` on would go through too
-    /// much that is not sorted.
+    /// Whether a commit with `reads` keys and ranges would have to compare them with too many unsorted notes, from the place `begin` on.
     pub fn is_to_be_sorted(&self, begin: usize, reads: usize) -> bool {
         self.unsorted(begin).saturating_mul(reads) > COMPARED_LEN_MAX
     }

@@ -46,7 +46,7 @@ struct State {
     /// The first invalid operation, which the client library must not see; it makes all later operations fail.
     bad: Option<StoreError>,
     options: Vec<TransactionOption>,
-    /// Raised whenever it becomes another transaction or is cancelled, so that earlier operations do not change it.
+    /// Raised whenever the transaction is replaced or cancelled, so that operations that began before do not change the new state.
     generation: u64,
     /// When it was made or reset, from which its time limit counts.
     made: Instant,

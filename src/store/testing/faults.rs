@@ -57,7 +57,7 @@ pub enum WatchFault {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationCounts {
-    /// Attempts at transactions in which anything was done, and be it a commit.
+    /// Attempts at transactions in which anything was done, even if only a commit.
     pub transactions: u64,
     /// Reads of keys, ranges and read versions, and watches.
     pub reads: u64,

@@ -107,9 +107,9 @@ pub(super) enum Marker {
     Missing,
     /// The folder is being created.
     Unfinished,
-    /// It holds a store.
+    /// The folder holds a store.
     Finished,
-    /// It is damaged. What else the folder holds can be read all the same.
+    /// The marker is damaged. The rest of the folder can be read all the same.
     Damaged(Damage),
 }
 
@@ -134,7 +134,7 @@ impl Refusal {
         Self { cause: OpenCause::InUse, reason: reason.into() }
     }
 
-    /// The error of the folder `path`.
+    /// Converts the refusal into the error for the folder `path`.
     pub fn of(self, path: &Path) -> Error {
         Error::Open { path: path.to_owned(), cause: self.cause, reason: self.reason }
     }

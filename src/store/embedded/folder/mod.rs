@@ -413,7 +413,7 @@ struct SnapshotTask {
 }
 
 impl SnapshotTask {
-    /// Writes it, and removes older files.
+    /// Writes the snapshot, and removes older files.
     fn run(self) {
         let Self { files, number, root, version, history, snapshots, retry_at, is_abandoned } = self;
         let written = write_snapshot(&*files, number, (&root, version), &history, &is_abandoned);

@@ -91,7 +91,7 @@ pub(super) fn append(
     header[32..].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Appends a row to a payload; `None` if it was removed.
+/// Appends a row to a payload. A `value` of `None` says that the row was removed.
 pub(super) fn append_row(out: &mut Vec<u8>, key: &[u8], value: Option<&[u8]>) {
     let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("keys and values have limits far below");
     out.extend_from_slice(&len(key).to_be_bytes());
