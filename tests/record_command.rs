@@ -66,7 +66,7 @@ fn a_repetition_records_only_what_is_missing() {
     let (code, said) =
         record(&["-", "--url", &url], &format!("{good}{{\"db\":\"a\",\"type\":\"nonsense\"}}\n"));
     assert!(code == Some(2) && said.contains("Event 501: "), "{code:?}: {said}");
-    assert!(said.contains("event 1 of this thousand is in line 1001"), "{said}");
+    assert!(said.contains("event 1 of this request is in line 1001"), "{said}");
     updates(&served);
 
     // Without a key it is another event.

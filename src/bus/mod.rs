@@ -36,7 +36,7 @@ use crate::{
     state::{
         context::{Background, Context},
         exactly_once::{CommittedOnce, exactly_once},
-        feed::{NewTopology, RawFeed},
+        feed::{NewTopology, RawFeed, check_shards},
         history::{Claim, History},
         keys::{self, Config, Keys, Partition},
         membership::{NodeStatus, forget_nodes},
@@ -64,7 +64,7 @@ pub struct BusOptions {
     /// Number of partitions of the counters, 1 to 4,096: the most notifiers that can share the work.
     /// Default: 64.
     pub partitions: u32,
-    /// Number of shards of the feed when the bus is created, 1 to 10,000. An existing feed keeps its own.
+    /// Number of shards of the feed when the bus is created, 1 to 1,000. An existing feed keeps its own.
     /// Default: 4.
     pub shards: u32,
     /// The schemes that route ids to shards. Every process that uses the bus needs the same ones. Default: those of this crate.
@@ -80,19 +80,22 @@ impl BusOptions {
     pub const PREFIX_LEN_MAX: usize = keys::PREFIX_LEN_MAX;
     /// The most shards of a feed.
     pub const SHARDS_MAX: u32 = keys::SHARDS_MAX;
+
+    /// Fails with [`Error::Invalid`] if an option is outside its limits, as [`Bus::open`] does.
+    pub fn check(&self) -> Result<()> {
+        let Self { prefix, partitions, shards, .. } = self;
+        if !(1..=Self::PARTITIONS_MAX).contains(partitions) {
+            let reason = format!("{partitions} is not 1 to {}", Self::PARTITIONS_MAX);
+            return Err(Error::invalid("partitions", reason));
+        }
+        check_shards(*shards)?;
+        Keys::new(prefix).map(drop)
+    }
 }
 
 impl Default for BusOptions {
     fn default() -> Self {
         Self { prefix: b"notibus".to_vec(), partitions: 64, shards: 4, schemes: Schemes::default() }
-    }
-}
-
-fn check_partitions(partitions: u32) -> Result<()> {
-    if (1..=BusOptions::PARTITIONS_MAX).contains(&partitions) {
-        Ok(())
-    } else {
-        Err(Error::invalid("partitions", format!("{partitions} is not 1 to {}", BusOptions::PARTITIONS_MAX)))
     }
 }
 
@@ -132,8 +135,8 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if an option is out of its limits, with [`Error::ConfigMismatch`] if the bus was created with
     /// another number of partitions, and with [`Error::ImportUnderWay`] while a bus is being imported under the prefix.
     pub async fn open(store: &Store, options: BusOptions) -> Result<Self> {
+        options.check()?;
         let BusOptions { prefix, partitions, shards, schemes } = options;
-        check_partitions(partitions)?;
         let topology = NewTopology::new(shards, None, store.env())?;
         let keys = Keys::new(&prefix)?;
         let new = Config { partitions, incarnation: Incarnation(0) };

@@ -83,8 +83,15 @@ impl Node {
     }
 
     /// Lists a role that shares no work, such as [`Role::DISPATCHER`] and [`Role::HTTP`], in
-    /// [`Bus::nodes`](super::Bus::nodes). Fails with [`Error::Invalid`](crate::Error::Invalid) if it is listed already.
+    /// [`Bus::nodes`](super::Bus::nodes). Fails with [`Error::Invalid`](crate::Error::Invalid) if it is listed already, or is the role of a
+    /// notifier, a janitor or a consumer: work would be assigned to a node that does none.
     pub async fn announce(&self, role: Role) -> Result<RoleGuard> {
+        if role.shares_work() {
+            return Err(Error::invalid(
+                "role",
+                format!("nodes with the role {role} share its work: start it instead"),
+            ));
+        }
         self.member.enter(role).await
     }
 
@@ -123,6 +130,16 @@ impl Default for StartOptions {
             janitor: Some(JanitorOptions::default()),
             shutdown_timeout: Duration::from_secs(10),
         }
+    }
+}
+
+impl StartOptions {
+    /// Fails with [`Error::Invalid`] if an option is outside its limits. [`Bus::start`] does so before it changes anything.
+    pub fn check(&self) -> Result<()> {
+        self.node.check()?;
+        self.dispatcher.check()?;
+        self.notifier.as_ref().map_or(Ok(()), NotifierOptions::check)?;
+        self.janitor.as_ref().map_or(Ok(()), JanitorOptions::check)
     }
 }
 
@@ -185,13 +202,8 @@ impl Bus {
 
 impl NodeHandle {
     async fn start(bus: &Bus, roles: StartOptions) -> Result<Self> {
+        roles.check()?;
         let StartOptions { node, dispatcher, notifier, janitor, shutdown_timeout } = roles;
-        if let Some(options) = &notifier {
-            options.check()?;
-        }
-        if let Some(options) = &janitor {
-            options.check()?;
-        }
         let node = bus.node(node).await?;
         let begun = async {
             let notifier = match notifier {

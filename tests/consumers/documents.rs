@@ -340,3 +340,28 @@ async fn a_barrier_waits_for_a_document_that_is_edited_again() {
     assert_eq!(log.calls(), 1);
     drop(consumer);
 }
+
+/// Bug: keys of finished ids were removed by number, and those of the longest ids did not fit one transaction, which was repeated forever.
+/// Fix: by bytes.
+#[tokio::test(start_paused = true)]
+async fn keys_of_the_longest_ids_are_removed() {
+    let documents = Documents::new(1).await;
+    let long = |n: usize| format!("{n:04}{}", "x".repeat(DocId::LEN_MAX - 4));
+    for n in 0..400 {
+        documents.edit(&long(n), 1, None).await;
+    }
+    let store = documents.fixture.store.clone();
+    let log = Log::doing(move |work: Work<Change>| {
+        let store = store.clone();
+        async move { Ok(store.run(async |tx| work.commit_in(&tx).await.map(drop)).await?) }
+    });
+    let consumer = documents.ids(&documents.fixture.bus, hinted(), &log).await;
+    documents.fixture.until_done().await;
+    let handle = documents.fixture.handle();
+    let again = within("all are asked for again", handle.again("*", false)).await.unwrap();
+    assert_eq!(again, 400);
+    documents.edit("last", 1, None).await;
+    documents.fixture.until_done().await;
+    assert!(log.names().contains(&"last".to_owned()));
+    consumer.shutdown().await.unwrap();
+}

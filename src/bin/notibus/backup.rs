@@ -181,13 +181,18 @@ pub async fn import(args: ImportArgs, timeout: Duration) -> Result<(), Failure> 
     } else {
         Box::new(File::open(path).map_err(|error| fail(path, &error))?)
     };
-    let imported = async {
-        let db = store.open(timeout).await?;
-        Bus::import(&db, prefix, &mut BufReader::new(file)).await?;
-        Ok::<_, Failure>(Bus::open_existing(&db, prefix).await?.incarnation())
-    };
-    // A part of a bus cannot be opened, and the next import begins again, so nothing is removed here.
-    let incarnation = imported.await?;
+    let mut file = BufReader::new(file);
+    // A store that is missing is not made for what is no export.
+    let mut begin = Vec::new();
+    let len = Exported::BEGIN.len() as u64;
+    file.by_ref().take(len).read_to_end(&mut begin).map_err(|error| fail(path, &error))?;
+    if begin != Exported::BEGIN {
+        return Err(Failure::BadInput(format!("{} is not an export", path.display())));
+    }
+    let db = store.open(timeout).await?;
+    // A part of a bus cannot be opened, and the next import begins again, so nothing is removed after a failure.
+    Bus::import(&db, prefix, &mut begin.chain(file)).await?;
+    let incarnation = Bus::open_existing(&db, prefix).await?.incarnation();
     terminal::line(&format!("imported; the incarnation is {} now", incarnation.0))
 }
 

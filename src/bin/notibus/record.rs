@@ -16,6 +16,9 @@ use crate::{
 /// How many events are recorded in one transaction.
 const EVENTS_PER_REQUEST: usize = 1_000;
 
+/// About how many bytes of lines one request records, so that it fits a transaction.
+const LEN_PER_REQUEST: usize = 250_000;
+
 /// What to record.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -92,8 +95,9 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
 fn counted(failure: Failure, lines: &[usize]) -> Failure {
     let is_counted_so = lines.iter().copied().eq(1..=lines.len());
     match (failure, lines) {
-        (failure @ Failure::BadInput(_), [first, ..]) if !is_counted_so => failure
-            .and(&format!("event 1 of this thousand is in line {first}, and empty lines are no events")),
+        (failure @ Failure::BadInput(_), [first, ..]) if !is_counted_so => {
+            failure.and(&format!("event 1 of this request is in line {first}, and empty lines are no events"))
+        }
         (failure, _) => failure,
     }
 }
@@ -102,19 +106,21 @@ impl Recorder {
     /// Records the events of standard input. Of those before a bad line, whole requests are recorded, so that a repetition has the same
     /// requests again.
     async fn record_lines(&mut self) -> Result<(), Failure> {
-        let (mut events, mut lines) = (Vec::new(), Vec::new());
+        let (mut events, mut lines, mut len) = (Vec::new(), Vec::new(), 0);
         for (number, line) in stdin().lock().lines().enumerate() {
             let line = line.map_err(|error| Failure::Failed(format!("standard input: {error}")))?;
             if !line.trim().is_empty() {
                 let bad = |error| Failure::BadInput(format!("line {}: {error}", number + 1));
                 events.push(serde_json::from_str::<Value>(&line).map_err(bad)?);
                 lines.push(number + 1);
+                len += line.len();
             }
-            if events.len() == EVENTS_PER_REQUEST {
+            if events.len() == EVENTS_PER_REQUEST || len >= LEN_PER_REQUEST {
                 self.record(&std::mem::take(&mut events))
                     .await
                     .map_err(|failure| counted(failure, &lines))?;
                 lines.clear();
+                len = 0;
             }
         }
         self.record(&events).await.map_err(|failure| counted(failure, &lines))

@@ -103,14 +103,17 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     if let Some(credentials) = &credentials {
         options = options.authorize(Arc::new(credentials.clone()));
     }
+    let bus = BusOptions::default().prefix(args.prefix.into_bytes());
+    let dispatcher = DispatcherOptions::default().ring_rows_max(args.rows_kept_max);
+    let roles = StartOptions::default().dispatcher(dispatcher).shutdown_timeout(timeout);
+    // Before anything is opened or made.
+    bus.check().and_then(|()| options.check()).and_then(|()| roles.check())?;
     let listener =
         TcpListener::bind(args.listen).await.map_err(|error| cannot_listen(args.listen, &error))?;
     let listener = listener.into_std().map_err(|error| cannot_listen(args.listen, &error))?;
     let db = args.store.open(timeout).await?;
-    let dispatcher = DispatcherOptions::default().ring_rows_max(args.rows_kept_max);
-    let roles = StartOptions::default().dispatcher(dispatcher).shutdown_timeout(timeout);
     let place = (args.listen, listener);
-    let ended = serve(&db, args.prefix.as_bytes(), place, &roles, (&options, &limits));
+    let ended = serve(&db, &bus, place, &roles, (&options, &limits));
     match (credentials, args.credentials) {
         (Some(credentials), Some(file)) => tokio::select! {
             ended = ended => ended,
@@ -123,14 +126,14 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
 /// Runs a node until it is interrupted. If the incarnation of its bus is raised, the node opens the bus again, and goes on.
 async fn serve(
     store: &Store,
-    prefix: &[u8],
+    bus: &BusOptions,
     (address, listener): (SocketAddr, std::net::TcpListener),
     roles: &StartOptions,
     (options, limits): (&ApiOptions, &ServerOptions),
 ) -> Result<(), Failure> {
     let mut is_announced = false;
     loop {
-        let running = open(store, prefix).await?.start(roles.clone()).await?;
+        let running = open(store, bus).await?.start(roles.clone()).await?;
         let routes = running.api(options.clone())?.routes();
         // Clients that come while the bus is opened again wait in the queue of the first one.
         let listening = listener.try_clone().and_then(TcpListener::from_std);
@@ -155,12 +158,9 @@ async fn serve(
 }
 
 /// Opens the bus, or creates it.
-async fn open(store: &Store, prefix: &[u8]) -> Result<Bus, Failure> {
-    match Bus::open_existing(store, prefix).await {
-        Err(Error::Invalid { what: "prefix", .. }) => {
-            let options = BusOptions::default().prefix(prefix.to_vec());
-            Ok(Bus::open(store, options).await?)
-        }
+async fn open(store: &Store, bus: &BusOptions) -> Result<Bus, Failure> {
+    match Bus::open_existing(store, &bus.prefix).await {
+        Err(Error::Invalid { what: "prefix", .. }) => Ok(Bus::open(store, bus.clone()).await?),
         opened => Ok(opened?),
     }
 }
@@ -242,7 +242,7 @@ pub fn credential(args: CredentialArgs) -> Result<(), Failure> {
     grant.check()?;
     let space = if grant == Grant::default() { "" } else { " " };
     let secret = Credentials::new_secret()?;
-    println!("{}{space}{grant}", Credentials::line(&args.name, &secret)?);
-    eprintln!("{secret}");
+    terminal::line(&format!("{}{space}{grant}", Credentials::line(&args.name, &secret)?))?;
+    terminal::notice(&secret);
     Ok(())
 }

@@ -64,7 +64,7 @@ async fn print(args: &Args, opened: &Opened, timeout: Duration) -> Result<(), Fa
 
 fn line(row: &Value) -> String {
     let kinds: Vec<_> = items(&row["kinds"]).iter().map(text).collect();
-    let name = text(&row["db"]).replace(char::is_control, "\u{fffd}");
+    let name = text(&row["db"]);
     let gone = if row["deleted_at"].is_null() { "" } else { "  (deleted)" };
     format!("{:26}  {:20}  {:32}  {name}{gone}", text(&row["seq"]), time(&row["written_ms"]), kinds.join(","))
 }

@@ -157,10 +157,7 @@ impl Table {
 
     /// Adds a row, which has as many cells as the header.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        // What others have called something may not forge a line, or move the cursor of a terminal.
-        let clean =
-            |cell: String| cell.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-        self.lines.push(cells.into_iter().map(clean).collect());
+        self.lines.push(cells.into_iter().map(|cell| clean(&cell)).collect());
     }
 
     /// The table as text, or `empty` if it has no rows.
@@ -200,11 +197,16 @@ pub fn print(
     line(table.text(empty).trim_end())
 }
 
+/// Replaces control characters: names that others chose must not forge a line, or move the cursor of a terminal.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
 /// A value as text: a string without its quotes, and null as a dash.
 pub fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => clean(text),
         value => value.to_string(),
     }
 }

@@ -27,7 +27,7 @@ pub enum Command {
         /// The feed.
         #[command(flatten)]
         feed: FeedArgs,
-        /// The number of shards, 1 to 10,000.
+        /// The number of shards, 1 to 1,000.
         #[arg(long)]
         shards: u32,
         /// The scheme that routes ids to them: "id", "partition-key", or the number of a scheme. Default: as before.

@@ -45,6 +45,8 @@ pub struct Exported {
 }
 
 impl Exported {
+    /// What each export begins with.
+    pub const BEGIN: &[u8] = b"notibus export\n";
     /// What no export contains.
     pub const LEFT_OUT: [&'static str; 4] = [
         "nodes, roles and leases",
@@ -165,7 +167,7 @@ pub(crate) async fn export(
     let all = || sources(&context.keys);
     let counting = &all()[0].range;
     let mut out = Hashed::new(out);
-    out.put(&[MAGIC, &FORMAT.to_be_bytes(), &context.config.to_bytes()].concat())?;
+    out.put(&[Exported::BEGIN, &FORMAT.to_be_bytes(), &context.config.to_bytes()].concat())?;
     let mut exported = Exported { rows: 0, held: Vec::new() };
     let (mut hash, mut counters) = (Xxh3Default::new(), Xxh3Default::new());
     let (is_one_version, version) = scan(context, all(), |source, key, value| {
@@ -201,9 +203,6 @@ pub(crate) async fn export(
     out.inner.flush().map_err(io)?;
     Ok(exported)
 }
-
-/// The first bytes of an export.
-pub(super) const MAGIC: &[u8] = b"notibus export\n";
 
 pub(super) const FORMAT: u16 = 3;
 

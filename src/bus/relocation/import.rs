@@ -6,7 +6,7 @@
 
 use std::io::Read;
 
-use super::export::{END, FORMAT, Hashed, MAGIC, ROW};
+use super::export::{END, Exported, FORMAT, Hashed, ROW};
 use crate::{
     base::{
         encoding::{SEQUENCE_LEN, Sequence},
@@ -48,7 +48,7 @@ pub(crate) async fn import(store: &Store, keys: &Keys, input: &mut impl Read) ->
 
 /// Reads the configuration from the header.
 fn header(input: &mut Hashed<&mut impl Read>) -> Result<Config> {
-    if input.take(MAGIC.len())? != MAGIC {
+    if input.take(Exported::BEGIN.len())? != Exported::BEGIN {
         return Err(Error::invalid("export", "it has no header of an export; check the file"));
     }
     let format = u16::from_be_bytes(input.take(2)?.try_into().expect("2 bytes were taken"));
@@ -123,6 +123,9 @@ impl<'a> Import<'a> {
         let hash = input.hash.digest();
         if stated != count || input.take(8)? != hash.to_be_bytes() {
             return Err(Error::invalid("export", "it is damaged: its hash or its number of rows differs"));
+        }
+        if input.take(1).is_ok() {
+            return Err(Error::invalid("export", "it is damaged: there is something behind its end"));
         }
         self.finish(config, end).await
     }

@@ -188,6 +188,10 @@ impl From<Error> for Failure {
                     "The store's disk is full, and nothing was changed. Try again when there is room.";
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_room", reason)
             }
+            Error::Store(failed) if failed.code() == StoreError::TRANSACTION_TOO_LARGE.code() => {
+                let reason = "This is too much for one transaction, and nothing was changed. Send it in several requests.";
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason)
+            }
             Error::OlderThanRows { .. } => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "older_than_rows", error.to_string())
             }

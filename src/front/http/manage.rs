@@ -371,9 +371,9 @@ async fn rows(State(inner): Shared, parts: Parts) -> Answered {
         Some(_) => Err(Failure::bad_request(format!("The parameter {name} is no number from 1 to {most}."))),
     };
     let limit = number("limit", PAGE_ROWS as u64)?.unwrap_or(PAGE_ROWS as u64) as usize;
-    let most = u64::try_from(inner.options.timeout_max.as_millis()).unwrap_or(u64::MAX);
     // The answer begins only when it is whole.
-    let timeout = number("timeout", most)?.map(|timeout| Duration::from_millis(timeout).min(WAIT_MAX));
+    let most = inner.options.timeout_max.min(WAIT_MAX);
+    let timeout = number("timeout", u64::MAX)?.map(|timeout| Duration::from_millis(timeout).min(most));
     let feed = inner.bus.feed();
     let cursor: Cursor = match given.get("since").map_or(Ok(Cursor::BEGINNING.into()), |text| text.parse())? {
         Start::At(cursor) => cursor,

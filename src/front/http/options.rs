@@ -46,8 +46,8 @@ impl Default for ApiOptions {
 }
 
 impl ApiOptions {
-    /// Fails if an option is outside its limits.
-    pub(super) fn check(&self) -> Result<()> {
+    /// Fails with [`Error::Invalid`] if an option is outside its limits, as [`Api::start`](super::Api::start) does.
+    pub fn check(&self) -> Result<()> {
         let invalid = |what, reason| Err(Error::invalid(what, reason));
         if self.heartbeat_max.is_zero() || self.doc_reads_limit.is_zero() || self.feeds_per_name_max == 0 {
             return invalid("heartbeat, limit of the reads of documents, or feeds per name", "it is zero");

@@ -141,13 +141,18 @@ impl ServerOptions {
                 format!("{bad:?} is no name or address alone: leave out scheme, port, path and wildcard");
             return Err(Error::invalid("host", reason));
         }
-        for origin in &self.cors_origins {
+        let is_origin = |origin: &str| {
             let place = origin.split_once("://").map_or("", |(_, place)| place);
+            !place.is_empty()
+                && !place.contains(['/', '*'])
+                && origin.bytes().all(|byte| byte.is_ascii_graphic())
+        };
+        for origin in &self.cors_origins {
             let reason = if origin == "*" && self.cors_credentials {
                 "* does not go with credentials: name the origins".to_owned()
             } else if origin == "*" && !self.is_public {
                 "* would make every web page that a browser here shows an admin: name the origins".to_owned()
-            } else if origin != "*" && (place.is_empty() || place.contains(['/', '*', ' '])) {
+            } else if origin != "*" && !is_origin(origin) {
                 format!("{origin:?} is no origin as https://app.example, without a path, and not *")
             } else {
                 continue;

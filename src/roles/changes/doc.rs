@@ -16,7 +16,7 @@ use crate::{
 /// The format of stored rows.
 const FORMAT: u16 = 1;
 
-/// The id of a document: UTF-8, 1 to 8,192 bytes. Clones are cheap.
+/// The id of a document: UTF-8, 1 to 8,192 bytes, of which a zero byte counts as two. Clones are cheap.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocId(Arc<str>);
 
@@ -24,12 +24,14 @@ impl DocId {
     /// The longest id, in bytes.
     pub const LEN_MAX: usize = 8_192;
 
-    /// Fails if `id` is empty or longer than 8,192 bytes.
+    /// Fails if `id` is empty or too long.
     pub fn new(id: &str) -> Result<Self> {
-        if (1..=Self::LEN_MAX).contains(&id.len()) {
+        // In keys a zero byte takes two.
+        let len = id.len() + id.matches('\0').count();
+        if (1..=Self::LEN_MAX).contains(&len) {
             return Ok(Self(id.into()));
         }
-        let reason = format!("it has {} bytes, of 1 to {}", id.len(), Self::LEN_MAX);
+        let reason = format!("it has {len} bytes, of 1 to {}", Self::LEN_MAX);
         Err(Error::invalid("document id", reason))
     }
 

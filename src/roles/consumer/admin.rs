@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::{
+    deferred::parts,
     member::{is_marked, shard_in, successor},
     stored::ConsumerHandle,
 };
@@ -388,9 +389,9 @@ impl ConsumerHandle {
             };
             let (mut found, after) = store.run(page).await?;
             found.retain(|id| is_meant(id));
-            if !found.is_empty() {
+            for some in parts(&found) {
                 let again = draw(self.env());
-                count += store.run(async |tx| self.again_in(&tx, &row, &found, again).await).await?;
+                count += store.run(async |tx| self.again_in(&tx, &row, some, again).await).await?;
             }
             rest = after;
         }

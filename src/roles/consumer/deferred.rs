@@ -25,6 +25,10 @@ use crate::{
 /// How many keys one transaction reads, or removes.
 const PAGE_KEYS: usize = 500;
 
+/// The size of the keys that one transaction reads and writes, and of what a key has beside the id: at most 500 keys, and 5 MB in all.
+const PART_SIZE: usize = 500_000;
+const BESIDE_ID: usize = 1_000;
+
 /// The shortest pause between two passes over the keys of a shard.
 const PASS_PAUSE_MIN: Duration = Duration::from_millis(100);
 
@@ -160,6 +164,18 @@ type DueId<R> = (Bytes, Job<R>, u32);
 
 /// A key that is due, with the newest row of its id.
 type DueKey = (Bytes, DeferredRow, Newest);
+
+/// Cuts `ids` into parts, each for one transaction that reads and writes their keys. Its size counts a key up to six times, and ids of
+/// documents are long.
+pub(super) fn parts(ids: &[Bytes]) -> impl Iterator<Item = &[Bytes]> {
+    let mut size = 0;
+    ids.chunk_by(move |id, _| {
+        size = size + id.len() + BESIDE_ID;
+        let has_room = size < PART_SIZE;
+        size = if has_room { size } else { 0 };
+        has_room
+    })
+}
 
 impl<R: ConsumedRow> ShardTask<R> {
     /// Reads which ids have keys.
@@ -419,7 +435,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let now = self.now();
         let passed = self.deferred.finished.iter().filter(|(_, done)| **done <= checkpoint);
         let passed: Vec<_> = passed.map(|(id, _)| id.clone()).collect();
-        for some in passed.chunks(PAGE_KEYS) {
+        for some in parts(&passed) {
             let held = Arc::clone(&self.held);
             let clear = async |tx: Transaction| {
                 held.lease.check(&tx).await?;

@@ -175,7 +175,9 @@ where
                 call(item).await;
             };
             if let Err(text) = catch(call).await {
-                callback = None;
+                let broken = callback.take();
+                // Dropping it may panic as well.
+                drop(catch(async { drop(broken) }).await);
                 self.note_panic(&text);
                 self.pass_over();
                 self.pause().await;

@@ -89,7 +89,7 @@ impl DispatcherOptions {
     /// [`DispatcherOptions::catch_up_rows_max`](field@Self::catch_up_rows_max) may be.
     pub const ROWS_MAX: usize = PAGE_ROWS_MAX;
 
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         if self.ring_rows_max == 0 {
             return Err(Error::invalid("ring_rows_max", "it is zero"));
         }

@@ -128,7 +128,8 @@ impl Subscribe {
         Deliveries { source: self.source(), on_trouble: Box::new(on_trouble) }
     }
 
-    /// Receives through an async callback, in a task of its own, which ends when the handle is dropped.
+    /// Receives through an async callback, in a task of its own, which ends when the handle is dropped. Must be called within a tokio
+    /// runtime.
     ///
     /// `factory` makes the callback when the first item comes, and another one after a panic, which is caught, logged and counted. The
     /// new callback gets the same item again. One on which it panics as often as `policy` allows is skipped, logged and counted. Items

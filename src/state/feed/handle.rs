@@ -217,7 +217,7 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.topology().await?.into_iter().flat_map(|entry| entry.shards).collect())
     }
 
-    /// Changes the number of shards, 1 to 10,000, up or down, while the feed is written and read; and the hashing
+    /// Changes the number of shards, 1 to 1,000, up or down, while the feed is written and read; and the hashing
     /// scheme, if `scheme` names one. It moves no rows: new rows go to the new shards from this sequence on. Returns
     /// the new entry.
     ///

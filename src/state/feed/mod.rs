@@ -33,7 +33,7 @@ pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
     merge::StoredRow,
     reader::{Newest, StoredShardPage},
-    reshard::{NewTopology, check_legacy_prefix},
+    reshard::{NewTopology, check_legacy_prefix, check_shards},
     topology::{Entries, Topology},
     writer::{FeedWriter, PendingRows, RowPlace, append, remove},
 };

@@ -20,7 +20,7 @@ use crate::{
 
 const LEGACY_PREFIX_LEN_MAX: usize = 1_024;
 
-fn check_shards(shards: u32) -> Result<()> {
+pub(crate) fn check_shards(shards: u32) -> Result<()> {
     if (1..=SHARDS_MAX).contains(&shards) {
         Ok(())
     } else {

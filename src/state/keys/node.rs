@@ -101,6 +101,14 @@ impl Role {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether nodes with this role divide its work.
+    pub(crate) fn shares_work(&self) -> bool {
+        *self == Self::NOTIFIER
+            || *self == Self::JANITOR
+            || self.0.starts_with("consumer:")
+            || self.0.starts_with("consumer-by-hash:")
+    }
 }
 
 impl fmt::Display for Role {

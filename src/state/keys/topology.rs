@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The most shards that a topology entry can have.
-pub(crate) const SHARDS_MAX: u32 = 10_000;
+pub(crate) const SHARDS_MAX: u32 = 1_000;
 
 /// The shards that a feed writes to, from one sequence on.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -50,8 +50,8 @@ impl Default for NodeOptions {
 impl NodeOptions {
     /// Fails if an option is out of its limits.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.heartbeat.is_zero() {
-            return Err(Error::invalid("heartbeat", "it is zero"));
+        if self.heartbeat < Duration::from_millis(1) {
+            return Err(Error::invalid("heartbeat", "it is less than 1 ms"));
         }
         if self.expiry < self.heartbeat.saturating_mul(2) {
             return Err(Error::invalid(
