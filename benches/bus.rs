@@ -1,5 +1,5 @@
-//! The whole bus in memory and in a folder: events a second, and the time from the commit to the delivery, with pauses between folds and
-//! without. On a cluster, `cargo bench --bench foundationdb -- whole` prints the same.
+//! The whole bus in memory and in a folder: events per second, and the time from commit to delivery, with and without pauses between folds.
+//! On a cluster, `cargo bench --bench foundationdb -- whole` prints the same.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 

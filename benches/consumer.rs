@@ -1,6 +1,6 @@
-//! How fast a consumer reads a feed, in memory: rows per second in batches, with its own checkpoints and with those of a handler that counts
-//! exactly once; and ids per second side by side, with a handler that does nothing. It also prints what many consumers on a node cost: to
-//! start, to rest, and to stop.
+//! How fast a consumer reads a feed, in memory: rows per second in batches, with its own checkpoints and with those of a handler that
+//! counts exactly once; and ids per second concurrently, with a handler that does nothing. It also prints what many consumers on a node
+//! cost to start, while idle, and to stop.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 #![allow(clippy::cast_precision_loss, reason = "the counts are small")]
@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 
 const ROWS: u64 = 20_000;
 
-/// A bus whose feed of `shards` shards has [`ROWS`] rows.
+/// Makes a bus whose feed of `shards` shards has [`ROWS`] rows.
 async fn filled(store: &Store, shards: u32) -> Bus {
     let bus = Bus::open(store, BusOptions::default().shards(shards)).await.unwrap();
     let producer = bus.producer();
@@ -40,7 +40,7 @@ async fn filled(store: &Store, shards: u32) -> Bus {
     bus
 }
 
-/// What a handler does.
+/// What the handler does.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Batches,
@@ -49,7 +49,7 @@ enum Kind {
     IdsOnce,
 }
 
-/// Reads the feed once, and returns the time from the node's start on.
+/// Reads the feed once, and returns the time since the start of the node.
 async fn consume(store: &Store, bus: &Bus, kind: Kind) -> Duration {
     let before = bus.stats().consumer_rows;
     let handle = bus.consumer("bench").unwrap();
@@ -135,7 +135,7 @@ fn reading(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Prints what `count` consumers on a node cost.
+/// Prints the cost of `count` consumers on a node.
 async fn many(count: usize) {
     let store = Store::memory();
     let faults = Faults::new(&store);
@@ -150,7 +150,7 @@ async fn many(count: usize) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let (started, after) = (began.elapsed(), faults.counts());
-    // What they still have to look at in the first seconds is no rest.
+    // In the first seconds the consumers still have things to poll, so they are not idle yet.
     tokio::time::sleep(Duration::from_secs(10)).await;
     let resting = faults.counts();
     tokio::time::sleep(Duration::from_secs(10)).await;

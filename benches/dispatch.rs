@@ -1,19 +1,18 @@
 //! How fast the dispatcher fans out: from rows of the tail to receipt by the subscribers.
 //!
-//! - `all/S`, `batches/S`: S subscribers of everything, which receive single deliveries or whole batches. Each row
-//!   goes to each of them; elements are deliveries.
-//! - `suffix/S`, `prefix/S`, `glob/S`, `exact/S`: S subscribers of one of S suffixes, prefixes, globs or names each;
-//!   the rows go round the names. Each row goes to one of them; elements are rows.
-//! - `latency/…/S`: from the hand-out of a single row until all interested subscribers have it.
-//! - `one_of_100000`: rows of one name, which one of 100,000 subscribers of exact names wants. Beside it `one_of_1`:
-//!   the cost of an event must not grow with the other subscribers.
-//! - `set_of_100000`: the same for one subscriber that wants 100,000 exact names by a set of as many filters. Beside it
+//! - `all/S`, `batches/S`: S subscribers of everything, which receive single deliveries or whole batches. Each row goes to every
+//!   subscriber; elements are deliveries.
+//! - `suffix/S`, `prefix/S`, `glob/S`, `exact/S`: S subscribers, each of one of S suffixes, prefixes, globs or names; the rows cycle
+//!   through the names. Each row goes to one subscriber; elements are rows.
+//! - `latency/…/S`: the time from handing out a single row until all interested subscribers have it.
+//! - `one_of_100000`: rows of one name, which one of 100,000 subscribers of exact names wants. Compare it with `one_of_1`: the cost of an
+//!   event must not grow with the number of other subscribers.
+//! - `set_of_100000`: the same for one subscriber that wants 100,000 exact names through a set of as many filters. Compare it with
 //!   `set_of_1`.
 //! - `rest`, which is printed first: the memory of a subscriber that waits for its next row.
 //!
-//! Each case has a competitor on the same rows: a `tokio::sync::broadcast` channel with as many receivers, which
-//! filter by themselves. Compare `batches` with the channel beside `all/S`. There is no channel with 100,000
-//! receivers, which would take minutes.
+//! Each case has a competitor on the same rows: a `tokio::sync::broadcast` channel with as many receivers, which filter by themselves.
+//! Compare `batches` with the channel next to `all/S`. There is no channel with 100,000 receivers, which would take minutes.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -45,10 +44,10 @@ const BATCH: usize = 1_000;
 
 const DELIVERIES: usize = 1_000_000;
 
-/// The most receivers of a broadcast channel.
+/// The maximum number of receivers of a broadcast channel.
 const RECEIVERS_MAX: usize = 10_000;
 
-/// How many idle subscribers are measured.
+/// The number of idle subscribers that are measured.
 const RESTING: usize = 1_000_000;
 
 /// The cases: the interests and the numbers of subscribers, by name.
@@ -66,7 +65,7 @@ const LATENCIES: [(&str, Want, usize); 3] =
 
 type Test = Box<dyn Fn(&str) -> bool + Send>;
 
-/// The filter of a subscriber by its number.
+/// Returns the filter of a subscriber with this number.
 type FilterOf = fn(usize) -> Filter;
 
 /// The interest of the subscribers.
@@ -102,7 +101,7 @@ impl Want {
         }
     }
 
-    /// The test of receiver `n` of a broadcast channel; `None` if it wants everything.
+    /// Returns the test of receiver `n` of a broadcast channel; `None` if it wants everything.
     fn test(self, n: usize) -> Option<Test> {
         match self {
             Self::All | Self::Batches => None,
@@ -125,21 +124,21 @@ impl Want {
         }
     }
 
-    /// How many rows to hand out to `subscribers`: a row has a cost for each subscriber that sees it.
+    /// Returns how many rows to hand out to `subscribers`: a row has a cost for each subscriber that sees it.
     fn rows(self, subscribers: usize) -> usize {
         let looks = if self == Self::Exact { 1 } else { subscribers };
-        // Each subscriber of some names has a row of its own.
+        // Each subscriber that wants only some names has its own row.
         let least = if self.is_everything() { subscribers.min(1_000) } else { subscribers };
         (DELIVERIES / looks).clamp(least, 200_000)
     }
 
-    /// The number of elements of `rows` for `subscribers`.
+    /// Returns the number of elements in `rows` for `subscribers`.
     fn elements(self, subscribers: usize, rows: usize) -> Throughput {
         Throughput::Elements(if self.is_everything() { rows * subscribers } else { rows } as u64)
     }
 }
 
-/// A row of the bus, to be copied.
+/// Makes a row of the bus that can be copied.
 async fn template(bus: &Bus, store: &Store) -> Notification {
     let notifier =
         bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
@@ -159,13 +158,13 @@ async fn template(bus: &Bus, store: &Store) -> Notification {
     row
 }
 
-/// The position `n` versions after `from`.
+/// Returns the position `n` versions after `from`.
 fn later(from: Sequence, n: usize) -> Sequence {
     let stamp = Versionstamp::new(from.versionstamp().version() + n as u64, 0);
     Sequence::new(from.incarnation(), stamp, 0)
 }
 
-/// `count` rows after `from`, whose names go round those of the first `names` databases.
+/// Makes `count` rows after `from`, whose names cycle through those of the first `names` databases.
 fn rows(
     template: &Notification,
     from: Sequence,
@@ -182,13 +181,12 @@ fn rows(
         .collect()
 }
 
-/// A fan-out whose ring holds everything.
+/// Makes a dispatcher whose ring holds everything.
 async fn fanout(bus: &Bus) -> Dispatcher {
     bus.suspended_dispatcher(DispatcherOptions::default().ring_rows_max(1 << 20)).await.unwrap()
 }
 
-/// Receives until the row at `last`; returns the number of rows. Returns the stream too, because leaving is not
-/// measured.
+/// Receives until the row at `last`, and returns the number of rows. The stream is returned too, because leaving is not measured.
 async fn receive(mut stream: Subscription, last: Sequence) -> (usize, Box<dyn Send>) {
     let mut received = 0;
     while let Some(Item::Delivery(delivery)) = stream.next().await {
@@ -262,7 +260,7 @@ async fn dispatch(
     took
 }
 
-/// The same with a broadcast channel.
+/// Does the same with a broadcast channel.
 async fn broadcast(template: &Notification, subscribers: usize, want: Want, count: usize) -> Duration {
     let rows = rows(template, Sequence::MIN, want, subscribers, count);
     let (sender, _) = broadcast::channel::<Arc<Notification>>(1 << 18);
@@ -299,7 +297,7 @@ async fn broadcast(template: &Notification, subscribers: usize, want: Want, coun
     took
 }
 
-/// The mean time, over `times`, until all interested ones of `subscribers` have a single row.
+/// Returns the mean time, over `times`, until all interested subscribers among `subscribers` have a single row.
 async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: Want, times: u64) -> Duration {
     let fanout = fanout(bus).await;
     let (done, mut all_done) = tokio::sync::mpsc::unbounded_channel();
@@ -313,7 +311,7 @@ async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: W
             }
         });
     }
-    // By then all wait, or are about to.
+    // By then all of them wait, or are about to.
     for _ in 0..subscribers {
         all_done.recv().await.unwrap();
     }
@@ -338,7 +336,7 @@ async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: W
     .await
 }
 
-/// The time until `stream` has received `rows`, each of which is pushed by itself, like an event.
+/// Returns the time until `stream` has received `rows`, each of which is pushed separately, like an event.
 async fn one_by_one(fanout: Dispatcher, rows: Vec<Arc<Notification>>, stream: Subscription) -> Duration {
     let last = rows.last().unwrap().sequence;
     let receiving = tokio::spawn(receive(stream, last));
@@ -354,7 +352,7 @@ async fn one_by_one(fanout: Dispatcher, rows: Vec<Arc<Notification>>, stream: Su
     .await
 }
 
-/// The time of `count` rows of one name that one of `subscribers` of exact names wants.
+/// Returns the time that `count` rows take of one name that one of `subscribers` of exact names wants.
 async fn one_of(bus: &Bus, template: &Notification, subscribers: usize, count: usize) -> Duration {
     let fanout = fanout(bus).await;
     let others: Vec<_> = (1..subscribers).map(|n| fanout.subscribe(Want::Exact.filter(n)).stream()).collect();
@@ -365,7 +363,7 @@ async fn one_of(bus: &Bus, template: &Notification, subscribers: usize, count: u
     took
 }
 
-/// The time of `count` rows of one name for a subscriber that wants it by one of the `filters` filters of its set.
+/// Returns the time that `count` rows of one name take for a subscriber that wants the name through one of `filters` filters in its set.
 async fn set_of(bus: &Bus, template: &Notification, filters: usize, count: usize) -> Duration {
     let fanout = fanout(bus).await;
     let set = Filter::any((0..filters).map(|n| Want::Exact.filter(n))).unwrap();
@@ -374,15 +372,15 @@ async fn set_of(bus: &Bus, template: &Notification, filters: usize, count: usize
     one_by_one(fanout, rows, stream).await
 }
 
-/// The memory of this process that is resident, in bytes.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: usize = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
     pages * 4_096
 }
 
-/// Prints the memory of a subscriber that waits for its next row. It runs first, because it would reuse the memory of
-/// other cases.
+/// Prints the memory of a subscriber that waits for its next row. It runs first, because otherwise it would reuse the memory of other
+/// cases.
 fn resting(_: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
     let store = Store::memory();
@@ -392,7 +390,7 @@ fn resting(_: &mut Criterion) {
         ("prefix", |_| Filter::prefix("db/")),
         ("all", |_| Filter::all()),
     ];
-    // All are kept until the end, so that none reuses the memory of another.
+    // All of them are kept until the end, so that none reuses the memory of another.
     let mut kept = Vec::new();
     for (kind, filter) in filters {
         let fanout = runtime.block_on(fanout(&bus));
@@ -433,7 +431,7 @@ fn dispatching(c: &mut Criterion) {
             if want == Want::Batches || subscribers > RECEIVERS_MAX {
                 continue;
             }
-            // Each receiver tests every row: fewer rows, so that it ends.
+            // Each receiver tests every row, so fewer rows are sent to finish in reasonable time.
             let count = count.min(Want::All.rows(subscribers));
             group.throughput(want.elements(subscribers, count));
             measure(&mut group, format!("{kind}/{subscribers}/broadcast"), || {

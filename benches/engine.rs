@@ -1,8 +1,8 @@
-//! The embedded engine: transactions committed and keys read per second, in memory and in a folder; how long a large
-//! folder takes to open, and how many bytes it has on disk.
+//! The embedded engine: transactions committed and keys read per second, in memory and in a folder; how long a large folder takes to open,
+//! and how many bytes it occupies on disk.
 //!
-//! Each commit writes one key of 32 bytes with a value of 100, without reading. `writers` tasks commit at once, each its
-//! next transaction after the last; in a folder they share the syncs.
+//! Each commit writes one key of 32 bytes with a value of 100 bytes, without reading. `writers` tasks commit concurrently, each one
+//! transaction after another; in a folder they share the syncs.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -16,7 +16,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use notibus::store::{Isolation, KeyRange, RangeRead, Store};
 use tokio::{runtime::Runtime, task::JoinSet};
 
-/// The key number `n`, spread over the key space.
+/// Returns key number `n`, spread over the key space.
 fn key(n: u64) -> [u8; 32] {
     let mut key = [b'k'; 32];
     key[1..9].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
@@ -41,7 +41,7 @@ async fn commit(store: &Store, writers: u64, count: u64) -> Duration {
     started.elapsed()
 }
 
-/// Opens a folder with so many rows, and prints its size.
+/// The number of rows in the folder that is opened, and whose size is printed.
 const OPENED_ROWS: u64 = 1_000_000;
 
 fn open(c: &mut Criterion) {
@@ -50,7 +50,7 @@ fn open(c: &mut Criterion) {
     group.sample_size(10);
     let folder = OnceCell::new();
     group.bench_function("1,000,000 rows", |b| {
-        // Only if this benchmark is asked for.
+        // The folder is only filled if this benchmark is requested.
         let dir = folder.get_or_init(|| {
             let dir = tempfile::tempdir().unwrap();
             let store = Store::open_dir(dir.path()).unwrap();
@@ -107,7 +107,7 @@ fn engine(c: &mut Criterion) {
                 let started = Instant::now();
                 let mut tx = store.begin();
                 for n in 0..count {
-                    // A transaction lives 5 s.
+                    // A transaction lives for 5 s.
                     if n % 100_000 == 99_999 {
                         tx = store.begin();
                     }

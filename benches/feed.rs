@@ -1,14 +1,14 @@
-//! A feed of document changes in memory: the cost of reading it merged by number of shards, the cost that writing it
-//! adds to an edit, and how jobs scale with shards.
+//! A feed of document changes in memory: the cost of reading it merged, by number of shards; the cost that writing to it adds to an edit;
+//! and how jobs scale with shards.
 //!
-//! `read` reads 1,000,000 rows in order, page by page, round and round; a sample reads 100,000 of them. First it
-//! reads them all once and prints how far the memory of the process grew meanwhile: by a page, not by the feed.
+//! `read` reads 1,000,000 rows in order, page by page, over and over; a sample reads 100,000 of them. First it reads all of them once and
+//! prints how much the memory of the process grew meanwhile: by a page, not by the feed.
 //!
-//! `write` edits documents of 100 bytes, each edit reading its document if there is one; `and change` writes the row of the
-//! feed, and the event of the database, too. No notifier runs. Throughput is in documents.
+//! `write` edits documents of 100 bytes; each edit reads its document if there is one. `and change` also writes the row of the feed, and
+//! the event for the database. No notifier runs. Throughput is in documents.
 //!
-//! `job` hashes 2 KB per row, in tasks on as many threads as there are cores. It prints the largest number of tasks
-//! at work at once, which distinguishes a job that does not scale from a busy machine.
+//! `job` hashes 2 KB per row, in tasks on as many threads as there are cores. It prints the largest number of concurrently working tasks,
+//! which distinguishes a job that does not scale from a busy machine.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -29,14 +29,14 @@ use notibus::{
 };
 use tokio::runtime::Runtime;
 
-/// Rows of the feed that is read.
+/// The number of rows in the feed that is read.
 const ROWS: u64 = 1_000_000;
 
 const SAMPLE_ROWS: u64 = 100_000;
 
 const JOB_ROWS: u64 = 100_000;
 
-/// Documents that are updated.
+/// The number of documents that are updated.
 const DOCS: u64 = 10_000;
 
 /// A store with the changes feed of a database.
@@ -46,19 +46,19 @@ struct FeedFixture {
     db: Db,
 }
 
-/// The summary of document number `n`.
+/// Makes the summary of document number `n`.
 fn summary(n: u64) -> DocSummary {
     let id = DocId::new(&format!("document-{n:08}")).unwrap();
     DocSummary { id, revision: Revision { position: 1, hash: [7; 16] }, branches: 1, is_deleted: false }
 }
 
-/// The layer's key of document number `n`.
+/// Returns the layer's key of document number `n`.
 fn key(n: u64) -> Vec<u8> {
     [b"doc/", &n.to_be_bytes()[..]].concat()
 }
 
 impl FeedFixture {
-    /// An empty feed of so many shards.
+    /// Makes an empty feed with this many shards.
     async fn new(shards: u32) -> Self {
         let store = Store::memory();
         let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
@@ -86,7 +86,7 @@ impl FeedFixture {
         self.changes.feed(&self.db)
     }
 
-    /// Edits the documents `docs` in one transaction: updates read the document that they replace.
+    /// Edits the documents `docs` in one transaction; updates read the documents that they replace.
     async fn edit(&self, docs: impl Iterator<Item = u64>, is_update: bool, with_change: bool) {
         let tx = self.store.begin();
         let writer = if with_change { Some(self.changes.writer(&tx, &self.db).await.unwrap()) } else { None };
@@ -104,7 +104,7 @@ impl FeedFixture {
         tx.commit().await.unwrap();
     }
 
-    /// Edits `count` documents in transactions of `at_once`; updates go round the existing documents.
+    /// Edits `count` documents in transactions of `at_once`; updates cycle through the existing documents.
     async fn edits(&self, count: u64, at_once: u64, is_update: bool, with_change: bool) -> Duration {
         let started = Instant::now();
         for first in (0..count).step_by(usize::try_from(at_once).unwrap()) {
@@ -115,13 +115,13 @@ impl FeedFixture {
     }
 }
 
-/// The sequence of the last edit of the document at `key`, which must be there.
+/// Reads the sequence of the last edit of the document at `key`, which must exist.
 async fn read_doc(tx: &Transaction, key: &[u8]) -> Option<Sequence> {
     let doc = tx.get(key, Isolation::Serializable).await.unwrap().unwrap();
     Some(Sequence::from_bytes(&doc[..13]).unwrap())
 }
 
-/// The memory of this process that is resident, in KB.
+/// Returns the resident memory of this process, in KB.
 fn resident_kb() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
@@ -137,7 +137,7 @@ async fn read_all(name: &str, feed: &Feed<Change>, page_rows: usize) {
         let page = feed.page(cursor, page_rows).await.unwrap();
         rows += page.rows.len() as u64;
         cursor = page.next;
-        // The page still exists here.
+        // The page is still allocated here.
         peak = peak.max(resident_kb());
         if !page.more {
             break;
@@ -154,7 +154,7 @@ async fn read_all(name: &str, feed: &Feed<Change>, page_rows: usize) {
     );
 }
 
-/// Reads `rows` rows from `cursor` on, round the feed.
+/// Reads `rows` rows from `cursor` on, and starts over at the end of the feed.
 async fn read_some(feed: &Feed<Change>, cursor: &mut Cursor, mut rows: u64, page_rows: usize) -> Duration {
     let started = Instant::now();
     while rows > 0 {
@@ -222,7 +222,7 @@ fn writes(c: &mut Criterion) {
     group.finish();
 }
 
-/// The tasks of jobs at work now, and the largest number so far.
+/// The number of job tasks that are working now.
 static AT_ONCE: AtomicU32 = AtomicU32::new(0);
 /// See [`AT_ONCE`].
 static AT_ONCE_MAX: AtomicU32 = AtomicU32::new(0);

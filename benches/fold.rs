@@ -1,10 +1,10 @@
-//! How fast notifiers fold: databases per second, in memory, from the start of the notifier until no event waits.
+//! How fast notifiers fold: databases per second, in memory, from the start of the notifier until no event is waiting.
 //!
-//! Of a thousand to a hundred thousand databases each has one waiting event. `first` folds them into an empty feed, `again` into one that has a row of
-//! each. A node has one thread, so more nodes show the gain of a further node, as long as there are cores.
+//! A thousand to a hundred thousand databases have one waiting event each. `first` folds them into an empty feed, `again` into a feed that
+//! has a row for each. A node has one thread, so more nodes show the gain of another node, as long as there are cores.
 //!
-//! First it prints the memory of a database at rest: created, updated and folded, with nothing but its rows left in
-//! the store. With the feature `cli` the allocator is that of the command.
+//! First it prints the memory that a database takes at rest: created, updated and folded, with only its rows left in the store. With the
+//! feature `cli` the allocator is that of the command.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -26,7 +26,7 @@ use tokio::runtime::Runtime;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How many databases rest while their memory is measured.
+/// The number of idle databases whose memory is measured.
 const AT_REST: u64 = 100_000;
 
 async fn record(store: &Store, bus: &Bus, dbs: &[Db]) {
@@ -44,7 +44,7 @@ async fn record(store: &Store, bus: &Bus, dbs: &[Db]) {
     }
 }
 
-/// Folds an event of each of `databases` on `nodes` nodes with one thread each, and returns the time.
+/// Folds one event for each of `databases` databases on `nodes` nodes with one thread each, and returns the time.
 fn fold(store: &Store, nodes: u32, databases: u64) -> Duration {
     let (folded, ready) = (AtomicU64::new(0), Barrier::new(nodes as usize));
     let share = BusOptions::default().partitions.div_ceil(nodes);
@@ -79,14 +79,14 @@ fn fold(store: &Store, nodes: u32, databases: u64) -> Duration {
     })
 }
 
-/// The resident memory of this process in bytes, if the system reports it.
+/// Returns the resident memory of this process in bytes, if the system reports it.
 fn resident() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1_024)
 }
 
-/// Prints the memory of a database at rest.
+/// Prints the memory that an idle database takes.
 fn memory(_: &mut Criterion) {
     let Some(before) = resident() else { return };
     let runtime = Runtime::new().unwrap();
@@ -98,7 +98,7 @@ fn memory(_: &mut Criterion) {
         fold(&store, 1, AT_REST);
     }
     drop(dbs);
-    // A transaction lives 5 s; the next commit then drops what no transaction needs any more.
+    // A transaction lives for 5 s; the next commit then drops what no transaction needs.
     std::thread::sleep(Duration::from_secs(6));
     runtime.block_on(record(&store, &bus, &[database(0)]));
     let each = resident().unwrap().saturating_sub(before) / AT_REST;
@@ -109,7 +109,7 @@ fn database(n: u64) -> Db {
     Db::new(format!("db-{n}").parse().unwrap(), DbInstance(u128::from(n).to_be_bytes()))
 }
 
-/// The time of the last of `rounds` folds of `databases` in a new store.
+/// Returns the time of the last of `rounds` folds of `databases` in a new store.
 fn last_fold(runtime: &Runtime, nodes: u32, databases: u64, rounds: u32) -> Duration {
     let store = Store::memory();
     let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();

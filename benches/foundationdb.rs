@@ -1,11 +1,11 @@
-//! The bus on a real cluster of one process: the cost of recording for a transaction, the speed of notifiers, and the
-//! latency from commit to delivery.
+//! The bus on a real cluster of one process: what recording costs a transaction, the speed of notifiers, and the latency from commit to
+//! delivery.
 //!
-//! It starts a cluster of its own with the `fdbserver` that it finds; without one it says so and ends. `producer`
-//! commits with 64 tasks at once, so that the cluster is busy; elements are transactions. `latency` records an event
-//! of one database in a quiet bus and waits for its delivery, with a fold interval of zero.
+//! It starts its own cluster with the `fdbserver` that it finds; if it finds none, it says so and exits. `producer` commits with 64
+//! concurrent tasks, so that the cluster is busy; elements are transactions. `latency` records an event of one database in a quiet bus and
+//! waits for its delivery, with a fold interval of zero.
 //!
-//! `cost` prints what an event costs the cluster by its own counters, `limits` what limits folding, and `whole` how fast the whole bus is.
+//! `cost` prints the cost of an event by the cluster's own counters, `limits` what limits folding, and `whole` how fast the bus is.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -32,7 +32,7 @@ use notibus::{
 use tokio::{runtime::Runtime, task::JoinSet};
 use tokio_stream::StreamExt;
 
-/// How many transactions are under way at once.
+/// The number of concurrent transactions.
 const TASKS: u64 = 64;
 
 const DATABASES: u64 = 2_000;
@@ -42,13 +42,13 @@ async fn open(store: &Store, name: &str) -> Bus {
     Bus::open(store, BusOptions::default().prefix(prefix)).await.unwrap()
 }
 
-/// Databases to record events of.
+/// Makes databases for which events are recorded.
 fn databases(count: u64) -> Arc<Vec<Db>> {
     let db = |n| Db::new(format!("db-{n}").parse().unwrap(), DbInstance::new());
     Arc::new((0..count).map(db).collect())
 }
 
-/// Commits `count` transactions that write a document each, and record an event of it if there is a producer.
+/// Commits `count` transactions that each write a document, and record an event for it if there is a producer.
 async fn write(store: &Store, producer: Option<&Producer>, dbs: &Arc<Vec<Db>>, count: u64) -> Duration {
     let started = Instant::now();
     let mut tasks = JoinSet::new();
@@ -96,7 +96,7 @@ async fn fold(store: &Store) -> Duration {
     took
 }
 
-/// Records events one after the other, and returns the time from commit to delivery of each.
+/// Records events one at a time, and returns the time from commit to delivery of each.
 async fn latency(store: &Store, count: u64) -> Duration {
     let bus = open(store, "latency").await;
     let options = NotifierOptions::default().fold_interval_max(Duration::ZERO);

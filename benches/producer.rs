@@ -1,4 +1,4 @@
-//! The cost of recording for a transaction: a one-document write with and without an event, in memory.
+//! What recording costs a transaction: a one-document write with and without an event, in memory.
 //!
 //! No notifier runs, so the counters only grow. `32 databases` records an event of each in one transaction.
 
@@ -15,7 +15,7 @@ use notibus::{
 };
 use tokio::runtime::Runtime;
 
-/// Commits `count` transactions that write a document each, with the additions of `record`.
+/// Commits `count` transactions that each write a document, with the additions of `record`.
 async fn write(store: &Store, count: u64, record: impl Fn(&Transaction)) -> Duration {
     let started = Instant::now();
     for n in 0..count {

@@ -1,5 +1,5 @@
-//! An audit log that counts news of databases exactly once, whatever happens: each batch is counted in the transaction that commits the progress of
-//! its consumer. A member dies in the middle of its work, and another one goes on.
+//! An audit log that counts news of databases exactly once, whatever happens: each batch is counted in the transaction that commits the
+//! progress of its consumer. A member dies in the middle of its work, and another one takes over.
 //!
 //! Run it with `cargo run --example audit`.
 
@@ -17,10 +17,10 @@ use notibus::{
 /// The key of the count.
 const COUNT: &[u8] = b"audit/count";
 
-/// Writes a line of the log for each row of `batch`, and counts them.
+/// Writes a log line for each row of `batch`, and adds the rows to the count.
 async fn audit(store: &Store, batch: &Batch<Notification>) -> HandlerResult {
     let audit = async |tx: Transaction| {
-        // An earlier attempt has committed, although its result was unknown or its process has died.
+        // An earlier attempt was committed, but its result was unknown or its process died.
         if batch.commit_in(&tx).await?.is_already_committed() {
             return Ok(());
         }
@@ -34,13 +34,13 @@ async fn audit(store: &Store, batch: &Batch<Notification>) -> HandlerResult {
     Ok(())
 }
 
-/// The count.
+/// Reads the count.
 async fn count(store: &Store) -> notibus::Result<u64> {
     let count = store.begin().get(COUNT, Isolation::Snapshot).await?;
     Ok(count.map_or(0, |count| u64::from_le_bytes(count[..].try_into().expect("it has 8 bytes"))))
 }
 
-/// Counts a hundred databases with two members, of which one dies.
+/// Counts a hundred databases with two members, one of which dies.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = Store::memory();
@@ -56,7 +56,7 @@ pub async fn main() -> Result<(), Box<dyn std::error::Error>> {
         store.run(create).await?;
     }
 
-    // A member on a bad network: some of its commits succeed without its knowledge, and then it dies.
+    // A member on an unreliable network: some of its commits succeed without its knowledge, and then it dies.
     let faults = Faults::new(&store);
     let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
     faults.script_commits([CommitFault::After(unknown.clone()), CommitFault::Before(unknown)]);
@@ -76,9 +76,9 @@ pub async fn main() -> Result<(), Box<dyn std::error::Error>> {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     drop((first, node));
-    println!("the first member has died after counting {}", count(&store).await?);
+    println!("the first member died after counting {}", count(&store).await?);
 
-    // Another one goes on, once it is certain that the first is dead. The times are short for the example.
+    // Another member takes over once the first is certainly dead. The durations are short for the sake of the example.
     let (heartbeat, expiry) = (Duration::from_millis(100), Duration::from_millis(300));
     let node = bus.node(NodeOptions::default().heartbeat(heartbeat).expiry(expiry)).await?;
     let counts = store.clone();

@@ -1,8 +1,8 @@
-//! A durable subscriber in one process: a consumer, which keeps its position in the folder of the store. The process is killed in the
-//! middle of its work, without any warning, and goes on where it was when it is started again.
+//! A durable subscriber in one process: a consumer that keeps its position in the folder of the store. The process is killed in the middle
+//! of its work, without any warning, and continues where it was when it is started again.
 //!
-//! Run it with `cargo run --example durable_subscriber`. It starts itself twice, with a folder as its argument: that is the program that
-//! one would write; all else only kills it.
+//! Run it with `cargo run --example durable_subscriber`. It starts itself twice, with a folder as the argument: that part is what a real
+//! program would do; everything else only kills it.
 
 use std::{
     collections::BTreeSet,
@@ -19,10 +19,10 @@ use notibus::{
     store::{Store, Transaction},
 };
 
-/// How many databases are created.
+/// The number of databases that are created.
 const DBS: usize = 20;
 
-/// After how many of them the process is killed.
+/// After how many of these databases the process is killed.
 const KILLED_AFTER: usize = 8;
 
 /// Creates the databases, in one transaction.
@@ -46,7 +46,7 @@ async fn subscribe(folder: &Path) -> Result<(), Box<dyn Error>> {
     let bus = Bus::open(&store, BusOptions::default()).await?;
     let running = bus.start(StartOptions::default()).await?;
     let subscriber = running.consumer("subscriber")?.start_from(Cursor::BEGINNING);
-    // A crash repeats at most what one interval brought, and what was being worked on.
+    // After a crash, at most the work of one interval, and the work in progress, is repeated.
     let options =
         ConsumerOptions::default().max_concurrency(1).checkpoint_interval(Duration::from_millis(50));
     let work = async |work: Work<Notification>| {
@@ -80,7 +80,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let (mut program, lines) = start(folder.path())?;
     let before: Vec<_> = lines.take(KILLED_AFTER).collect::<Result<_, _>>()?;
-    // On Unix this is `kill -9`: nothing is saved, closed or released any more.
+    // On Unix this is `kill -9`: nothing is saved, closed or released.
     program.kill()?;
     program.wait()?;
     println!("killed after {}", before.join(" "));
@@ -90,7 +90,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !program.wait()?.success() {
         return Err("the second process has failed".into());
     }
-    println!("went on with {}", after.join(" "));
+    println!("continued with {}", after.join(" "));
     let done: BTreeSet<_> = before.iter().chain(&after).collect();
     let repeated = before.len() + after.len() - done.len();
     println!("worked on {} of {DBS} databases, {repeated} of them twice", done.len());

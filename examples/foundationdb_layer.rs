@@ -1,9 +1,9 @@
-//! A layer that uses the `foundationdb` client by itself: it creates a database, writes documents, and records the events in
-//! its own transactions, without the bus's store. The bus runs beside it on the same connection.
+//! A layer that uses the `foundationdb` client directly: it creates a database, writes documents, and records the events in its own
+//! transactions, without the bus's store. The bus runs next to it on the same connection.
 //!
-//! A database has an instance, which is drawn when it is created and kept with it. Events of an instance that was never
-//! created, or was replaced, are counted as stale and not delivered. So the layer keeps the instance, and reads it in the
-//! transaction that records the event.
+//! A database has an instance, which is drawn when the database is created, and stored with it. Events of an instance that was never
+//! created, or that was replaced, are counted as stale and not delivered. So the layer stores the instance, and reads it in the transaction
+//! that records the event.
 //!
 //! Run it, as often as you like, with `cargo run --features foundationdb --example foundationdb_layer -- CLUSTER_FILE`.
 
@@ -15,8 +15,8 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-/// Writes a document of the database `name` in one raw transaction, creates the database if it does not exist, and rings after the
-/// commit.
+/// Writes a document to the database `name` in one raw transaction, creates the database if it does not exist, and rings the doorbell after
+/// the commit.
 async fn write(
     client: &Client,
     producer: &Producer,
@@ -39,8 +39,8 @@ async fn write(
                 receipts.into_iter().for_each(Receipt::notify);
                 return Ok(());
             }
-            // After an unknown result the database may exist already, and is found. The document is the same each time. Its
-            // event may be counted twice; a layer that must avoid that writes a key of its own to find out.
+            // After an unknown result the database may already exist, and is then found. The document is the same each time. Its event may
+            // be counted twice; a layer that must avoid this writes a key of its own, which shows whether the transaction was committed.
             Err(failed) => transaction = failed.on_error().await?,
         }
     }
@@ -69,7 +69,7 @@ async fn record(
     Ok(receipts)
 }
 
-/// Runs the layer with the bus beside it. Returns the delivered news as text.
+/// Runs the layer with the bus next to it. Returns the delivered news as text.
 pub async fn run(cluster_file: &str) -> Result<String, Box<dyn Error>> {
     let client = Arc::new(Client::from_path(cluster_file)?);
     let store = Store::from_foundationdb(Arc::clone(&client));
@@ -97,7 +97,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let network = boot()?;
     let runtime = tokio::runtime::Runtime::new()?;
     let outcome = runtime.block_on(run(&cluster_file));
-    // In this order: nothing may use the network once it has stopped.
+    // The order matters: nothing may use the network once it has stopped.
     drop(runtime);
     drop(network);
     print!("{}", outcome?);

@@ -1,6 +1,6 @@
-//! Keeps an index of each database up to date: a consumer on two nodes learns which databases have changed, and a parallel job reads
-//! their changes since the last build. Meanwhile databases are created, changed and deleted, and members crash; in the end the
-//! indexes are compared with the documents.
+//! Keeps an index of each database up to date: a consumer on two nodes learns which databases have changed, and a parallel job reads their
+//! changes since the last build. Meanwhile databases are created, changed and deleted, and members crash; at the end the indexes are
+//! compared with the documents.
 //!
 //! Run it with `cargo run --release --example index`. It exits with 1 if an index differs from its documents.
 
@@ -27,26 +27,26 @@ use notibus::{
     store::{Isolation, KeyRange, Store, Transaction},
 };
 
-/// Databases at the beginning.
+/// The number of databases at the beginning.
 const DBS: usize = 8;
 
-/// Rounds of edits, and the edits of each.
+/// The number of rounds of edits, and of edits in each.
 const ROUNDS: usize = 40;
 /// See [`ROUNDS`].
 const EDITS: usize = 200;
 
-/// The key prefix of the indexes of all databases of a name. The name ends with a byte that is in no other name here.
+/// Returns the key prefix of the indexes of all databases with a name. The name is followed by a byte that no other name here contains.
 fn indexes(name: &DbName) -> String {
     format!("index/{name}/")
 }
 
-/// The key prefix of the index of `db`.
+/// Returns the key prefix of the index of `db`.
 fn index_of(db: &Db) -> String {
     format!("{}{}/", indexes(&db.name), db.instance)
 }
 
-/// Builds indexes: an entry per field and document, and per document the field under which it is indexed, so that an edit finds
-/// the entry that it replaces.
+/// Builds indexes: an entry per field and document, and for each document the field under which it is indexed, so that an edit finds the
+/// entry that it replaces.
 #[derive(Clone)]
 struct Indexer {
     layer: Layer,
@@ -54,7 +54,7 @@ struct Indexer {
 }
 
 impl Indexer {
-    /// The cursor up to which the index of `db` is built.
+    /// Returns the cursor up to which the index of `db` is built.
     async fn built_to(&self, db: &Db) -> Result<Cursor> {
         let key = format!("{}to", index_of(db));
         let stored =
@@ -62,7 +62,7 @@ impl Indexer {
         stored.map_or(Ok(Cursor::BEGINNING), |bytes| Cursor::from_bytes(&bytes))
     }
 
-    /// Indexes the present versions of the documents in `batch`.
+    /// Indexes the current versions of the documents in `batch`.
     async fn index(&self, db: &Db, batch: &ParallelBatch<Change>) -> Result<()> {
         let (layer, of) = (&self.layer, index_of(db));
         let work = async |tx: Transaction| {
@@ -99,9 +99,9 @@ impl DbHandler<IndexBuild> for Indexer {
         };
         let job = ParallelJob::new(self.layer.changes.feed(&db), since).with_work(&build.work);
         let to = match job.run(work).await {
-            // The database has ended; `deleted` follows.
+            // The database has been deleted; `deleted` will be called.
             Err(notibus::Error::NoFeed { .. }) => return Ok(()),
-            // The store may be a restored copy. The index begins again with the next attempt.
+            // The store may be a restored copy. The next attempt starts the index from scratch.
             Err(error @ notibus::Error::Expired { .. }) => {
                 let clear = async |tx: Transaction| {
                     build.verify(&tx).await?;
@@ -127,7 +127,7 @@ impl DbHandler<IndexBuild> for Indexer {
         let kept = deleted.successor.map(|instance| index_of(&Db::new(name.clone(), instance)));
         let clear = async |tx: Transaction| {
             deleted.verify(&tx).await?;
-            // Others of the name may have come and gone as well.
+            // Other databases of that name may have come and gone as well.
             let all = KeyRange::prefix(indexes(name));
             match &kept {
                 None => tx.clear_range(&all),
@@ -167,7 +167,7 @@ async fn edit(layer: &Layer, db: &Db, random: &mut fastrand::Rng) -> Result<()> 
     layer.edit(db, &unique).await
 }
 
-/// Starts a member of the consumer on a node of its own.
+/// Starts a member of the consumer on its own node.
 async fn start(bus: &Bus, indexer: &Indexer) -> Result<Consumer> {
     let interval = Duration::from_millis(50);
     let options = ConsumerOptions::index()
@@ -179,7 +179,7 @@ async fn start(bus: &Bus, indexer: &Indexer) -> Result<Consumer> {
     member.run(index(indexer.clone())).await
 }
 
-/// Waits until nothing is left to be done.
+/// Waits until nothing is left to do.
 async fn rest(bus: &Bus, member: &Consumer) -> Result<()> {
     loop {
         while !bus.is_drained().await? {
@@ -210,7 +210,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
         let place = random.usize(..dbs.len());
         edit(&layer, &dbs[place], &mut random).await?;
         match round % 10 {
-            // A database is deleted, and another one created under its name.
+            // A database is deleted, and another one is created under its name.
             3 => {
                 layer.delete(&dbs[place]).await?;
                 let name = dbs[place].name.to_string();
@@ -235,7 +235,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     }
     for db in &gone {
         if !layer.rows(&index_of(db)).await?.is_empty() {
-            return Err(format!("the index of the deleted {} is left", db.name).into());
+            return Err(format!("the index of the deleted {} is still there", db.name).into());
         }
     }
     running.shutdown().await?;

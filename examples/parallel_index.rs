@@ -1,9 +1,9 @@
-//! Builds an index of documents by their field `city`, with one task per shard of the database's changes feed, while
-//! writers edit documents and the feed is resharded. Then it brings the index up to date from its position, and checks it.
+//! Builds an index of documents by their field `city`, with one task per shard of the database's changes feed, while writers edit documents
+//! and the feed is resharded. Then it updates the index from its position, and checks it.
 //!
-//! The index has two parts: an entry per city and document, and per document the city under which it is indexed, so
-//! that an edit finds the entry that it replaces. One transaction per batch writes both. To work on a batch
-//! again writes the same again, so it does not matter how often that happens.
+//! The index has two parts: an entry per city and document, and for each document the city under which it is indexed, so that an edit finds
+//! the entry that it replaces. One transaction per batch writes both. Working on a batch again writes the same entries again, so it does
+//! not matter how many times that happens.
 //!
 //! Run it with `cargo run --release --example parallel_index`. It exits with 1 if the index differs from the documents.
 
@@ -23,10 +23,10 @@ use tokio::task::JoinSet;
 
 const CITIES: [&str; 6] = ["Berlin", "Kyiv", "Lima", "Nairobi", "Osaka", "Quebec"];
 
-/// Documents.
+/// The number of documents.
 const DOCS: u32 = 20_000;
 
-/// Writers, and the edits of each while the index is built.
+/// The number of writers, and how many edits each makes while the index is built.
 const WRITERS: u32 = 3;
 /// See [`WRITERS`].
 const EDITS: u32 = 5_000;
@@ -34,12 +34,12 @@ const EDITS: u32 = 5_000;
 /// The key of the cursor up to which everything is indexed.
 const INDEXED_TO: &[u8] = b"index/to";
 
-/// The key of the city under which the document `id` is indexed.
+/// Returns the key of the city under which the document `id` is indexed.
 fn reverse_key(id: &str) -> Vec<u8> {
     format!("index/of/{id}").into_bytes()
 }
 
-/// The entry of the index.
+/// Returns the key of an entry of the index.
 fn index_key(city: &str, id: &str) -> Vec<u8> {
     format!("index/by/{city}/{id}").into_bytes()
 }
@@ -63,8 +63,8 @@ impl CityIndex {
         Ok(())
     }
 
-    /// Indexes the present versions of the documents in `rows`. Documents that were edited since the rows were read
-    /// have newer rows, which come later.
+    /// Indexes the current versions of the documents in `rows`. A document that was edited after the rows were read has a newer row, which
+    /// is read later.
     async fn index(&self, rows: &[Arc<Change>]) -> Result<()> {
         let index = async |tx: Transaction| {
             for row in rows {
@@ -86,13 +86,13 @@ impl CityIndex {
         self.layer.store.run(index).await
     }
 
-    /// The cursor up to which everything is indexed.
+    /// Returns the cursor up to which everything is indexed.
     async fn indexed_to(&self) -> Result<Cursor> {
         let stored = self.layer.store.run(async |tx| tx.get(INDEXED_TO, Isolation::Snapshot).await).await?;
         stored.map_or(Ok(Cursor::BEGINNING), |bytes| Cursor::from_bytes(&bytes))
     }
 
-    /// Indexes what was written since the last time, and stores the new cursor.
+    /// Indexes everything that was written since the last time, and stores the new cursor.
     async fn bring_up_to_date(&self) -> Result<()> {
         let started = Instant::now();
         let since = self.indexed_to().await?;
@@ -109,7 +109,7 @@ impl CityIndex {
             Ok(())
         };
         self.layer.store.run(store).await?;
-        println!("indexed what came after {since} up to {to} in {:.1?}", started.elapsed());
+        println!("indexed everything after {since} up to {to} in {:.1?}", started.elapsed());
         Ok(())
     }
 
@@ -149,7 +149,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         layer.edit(&db, some).await?;
     }
 
-    // Writers edit, and the feed gets fewer shards, then more, while the index is built.
+    // While the index is built, writers edit documents, and the feed gets fewer shards, then more.
     let index = CityIndex { layer: layer.clone(), db };
     let mut writers = JoinSet::new();
     for _ in 0..WRITERS {
@@ -162,7 +162,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     tokio::try_join!(index.bring_up_to_date(), reshards)?;
 
-    // The index is as old as its cursor says: the edits since then remain.
+    // The index is as old as its cursor says: later edits are still missing.
     while let Some(ended) = writers.join_next().await {
         ended??;
     }

@@ -14,7 +14,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
 
-    // A node with all roles: it folds events into the feed, and delivers them to subscribers. It stops when it is dropped.
+    // A node with all roles: it folds events into the feed, and delivers them to subscribers. It stops when this handle is dropped.
     let running = bus.start(StartOptions::default()).await?;
     let orders = running.dispatcher().subscribe(Filter::prefix("shop/"));
     let mut orders = orders.deliveries(|trouble| eprintln!("{trouble}"));

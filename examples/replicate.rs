@@ -1,15 +1,14 @@
-//! Replicates documents between databases: a document of `_replicator` describes a replication by its field, `source target`.
-//! The documents of the source are copied to the target whenever the source changes. Two consumers do it: one follows the
-//! `_replicator` databases and keeps the list of replications, in the store; the other one follows all other databases and brings their
-//! targets up to date.
+//! Replicates documents between databases. A document in `_replicator` describes a replication by its field, `source target`. The documents
+//! of the source are copied to the target whenever the source changes. Two consumers do this: one follows the `_replicator` databases and
+//! keeps the list of replications in the store; the other follows all other databases and updates their targets.
 //!
 //! # Why nothing is lost
 //!
-//! A replication is listed before it begins. Both consumers bring a target up to date in the same way: from the changes feed of
-//! its source, deletions included, in transactions that read the present documents, write them to the target, and save the target's
-//! position. So however the consumers overlap, whatever was copied before, and wherever a process dies, the target continues
-//! exactly at its position. If both copy the same, one conflicts and then finds it done. If the target were in another
-//! store than the source, its transaction would still read and write its position, and the page would be read before.
+//! A replication is listed before it begins. Both consumers update a target in the same way: from the changes feed of its source, deletions
+//! included, in transactions that read the current documents, write them to the target, and save the target's position. So however the
+//! consumers overlap, whatever was copied before, and wherever a process dies, the target continues exactly at its position. If both copy
+//! the same page, one of them conflicts, and then finds that the page is done. If the target were in a different store than the source, its
+//! transaction would still read and write its position, but the page would be read before the transaction.
 //!
 //! Run it with `cargo run --release --example replicate`. It exits with 1 if a target differs from its source.
 
@@ -27,23 +26,23 @@ use notibus::{
     store::{Isolation, KeyRange, Store, Transaction},
 };
 
-/// Databases of documents.
+/// The number of databases of documents.
 const DBS: usize = 6;
 
-/// Edits of documents.
+/// The number of edits of documents.
 const EDITS: usize = 1_000;
 
-/// How often members of both consumers crash meanwhile.
+/// How many times members of both consumers crash meanwhile.
 const ROUNDS: usize = 10;
 
 type Dbs = Arc<BTreeMap<String, Db>>;
 
-/// The key of a listed replication, by the document that describes it; its value is source and target.
+/// Returns the key of a listed replication, by the document that describes it; the value is source and target.
 fn described(by: &Db, id: &str) -> String {
     format!("list/{}\0{}\0{id}", by.name, by.instance)
 }
 
-/// The key of a listed replication, by its source and [`described`]; its value is the target.
+/// Returns the key of a listed replication, by its source and [`described`]; the value is the target.
 fn listed(from: &str, described: &str) -> String {
     format!("from/{from}\0{described}")
 }
@@ -60,14 +59,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Keeps the list of replications.
+/// The handler that keeps the list of replications.
 struct Manager {
     layer: Layer,
     dbs: Dbs,
 }
 
 impl Manager {
-    /// Lists what the document `id` describes now. Returns source and target.
+    /// Lists what the document `id` describes now. Returns the source and the target.
     async fn list(&self, scan: &Scan, id: &str) -> Result<Option<(String, String)>> {
         let key = described(scan.db(), id);
         let list = async |tx: Transaction| {
@@ -92,7 +91,7 @@ impl DbHandler<Scan> for Manager {
         loop {
             let page = scan.page(100).await?;
             for row in &page.rows {
-                // It is listed before it begins, so that the other consumer copies all changes from here on.
+                // The replication is listed before it begins, so that the other consumer copies all changes from here on.
                 if let Some((from, to)) = self.list(&scan, row.doc.id.as_str()).await? {
                     copy(&self.layer, (&self.dbs[&from], &self.dbs[&to]), &scan).await?;
                 }
@@ -104,7 +103,7 @@ impl DbHandler<Scan> for Manager {
     }
 
     async fn deleted(&self, deleted: DeletedDb) -> HandlerResult {
-        // The replications that it has described end with it.
+        // The replications that the deleted database described end with it.
         let prefix = format!("list/{}\0", deleted.db.name);
         let kept = deleted.successor.map(|instance| instance.to_string());
         for (rest, ends) in self.layer.rows(&prefix).await? {
@@ -123,7 +122,7 @@ impl DbHandler<Scan> for Manager {
     }
 }
 
-/// What the keys of the cursors begin with up to which the documents of a database are replicated.
+/// Returns the prefix of the keys with the cursors up to which the documents of a database are replicated.
 fn progress_of(from: &notibus::DbInstance) -> String {
     format!("replicated/{from}/")
 }
@@ -134,7 +133,7 @@ async fn copy(layer: &Layer, (from, to): (&Db, &Db), work: &Work<Notification>) 
     let key = format!("{}{}", progress_of(&from.instance), to.instance).into_bytes();
     loop {
         let step = async |tx: Transaction| {
-            // Work that is over, or has begun elsewhere, can write nothing more.
+            // A call that is over, or whose work has begun elsewhere, can no longer write anything.
             work.verify(&tx).await?;
             let stored = tx.get(&key, Isolation::Serializable).await?;
             let since = stored.map_or(Ok(Cursor::BEGINNING), |bytes| Cursor::from_bytes(&bytes))?;
@@ -159,10 +158,10 @@ async fn copy(layer: &Layer, (from, to): (&Db, &Db), work: &Work<Notification>) 
     }
 }
 
-/// Copies what has changed in a database to the targets of its replications.
+/// Copies what changed in a database to the targets of its replications.
 async fn copy_all(layer: Layer, dbs: Dbs, work: Work<Notification>) -> HandlerResult {
     if let Some(gone) = work.gone() {
-        // The copies stay. The saved positions are not needed any more.
+        // The copies remain. The saved positions are no longer needed.
         let clear = async |tx: Transaction| {
             work.verify(&tx).await?;
             tx.clear_range(&KeyRange::prefix(progress_of(&gone)));
@@ -178,7 +177,7 @@ async fn copy_all(layer: Layer, dbs: Dbs, work: Work<Notification>) -> HandlerRe
     Ok(())
 }
 
-/// Starts a member of each consumer, on a node of their own.
+/// Starts a member of each consumer, both on one new node.
 async fn start(bus: &Bus, layer: &Layer, dbs: &Dbs) -> Result<[Consumer; 2]> {
     let interval = Duration::from_millis(50);
     let node = bus.node(NodeOptions::default().heartbeat(interval * 4).expiry(interval * 20)).await?;
@@ -198,7 +197,7 @@ async fn start(bus: &Bus, layer: &Layer, dbs: &Dbs) -> Result<[Consumer; 2]> {
     Ok([managing, copying])
 }
 
-/// Waits until neither consumer has anything left to do. Their own writes are news to them as well.
+/// Waits until neither consumer has anything left to do. What the consumers write is news to them as well.
 async fn rest(bus: &Bus, members: &[Consumer; 2]) -> Result<()> {
     loop {
         while !bus.is_drained().await? {
@@ -217,7 +216,7 @@ async fn rest(bus: &Bus, members: &[Consumer; 2]) -> Result<()> {
     }
 }
 
-/// Deletes a `_replicator` database. Fails unless its replications end, and the others continue.
+/// Deletes a `_replicator` database. Fails unless its replications end and the others continue.
 async fn check_end(
     bus: &Bus,
     members: &[Consumer; 2],
@@ -234,16 +233,16 @@ async fn check_end(
         Ok(layer.all(&dbs[db]).await?.iter().any(|(id, _)| id == "last"))
     };
     if has_last("db5").await? || !has_last("db2").await? {
-        return Err("replications go on that were ended, or do not go on that were not".into());
+        return Err("replications that were ended continue, or others do not".into());
     }
     Ok(())
 }
 
-/// The expected documents of each database at the end: fields by id.
+/// The documents that each database should have at the end: fields by id.
 type Model = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Edits random documents while the rest of the example runs: those of two sources, and documents of their targets that no
-/// replication writes. Returns the expected documents.
+/// Edits random documents while the rest of the example runs: those of two sources, and documents in their targets that no replication
+/// writes. Returns the expected documents.
 async fn edit_on(layer: Layer, dbs: Arc<BTreeMap<String, Db>>, mut random: fastrand::Rng) -> Result<Model> {
     let mut model = Model::new();
     for edit in 0..EDITS {
@@ -295,7 +294,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let shop = layer.create("shop/_replicator", 1).await?;
     let describe = async |db: &Db, id: &str, ends: &str| layer.edit(db, &[(id.into(), ends.into())]).await;
 
-    // Documents change from before the first replication is described until after the last.
+    // The edits start before the first replication is described, and end after the last.
     let mut random = fastrand::Rng::new();
     let edits = tokio::spawn(edit_on(layer.clone(), Arc::clone(&dbs), random.fork()));
     let stay = start(&bus, &layer, &dbs).await?;

@@ -1,7 +1,7 @@
-//! A whole program: a layer that records events in its transactions, and the ways to follow them: a stream, two consumers, an index, and
-//! clients over HTTP.
+//! A whole program: a layer that records events in its transactions, and the ways to follow these events: a stream, two consumers, an
+//! index, and clients over HTTP.
 //!
-//! Run it with `cargo run --example whole_program`; with `-- serve 127.0.0.1:5984 FOLDER` it keeps its data in a folder, and runs until
+//! Run it with `cargo run --example whole_program`. With `-- serve 127.0.0.1:5984 FOLDER` it keeps its data in a folder, and runs until
 //! Ctrl-C or SIGTERM.
 
 use std::{error::Error, future::ready, time::Duration};
@@ -15,7 +15,7 @@ use notibus::{
 use tokio::{net::TcpListener, sync::mpsc};
 use tokio_stream::StreamExt;
 
-/// Writes a document, with its event in the same transaction.
+/// Writes a document, and records its event in the same transaction.
 async fn write(store: &Store, producer: &Producer, db: &Db, body: &str) -> Result<()> {
     let write = async |tx: Transaction| {
         tx.set(format!("layer/{}/1", db.instance).as_bytes(), body.as_bytes());
@@ -25,7 +25,7 @@ async fn write(store: &Store, producer: &Producer, db: &Db, body: &str) -> Resul
     store.run(write).await
 }
 
-/// Counts the rows of `batch` in the transaction that commits the progress: each is counted exactly once.
+/// Counts the rows of `batch` in the transaction that commits the progress, so each row is counted exactly once.
 async fn count(store: &Store, batch: &Batch<Notification>) -> Result<()> {
     let count = async |tx: Transaction| {
         if !batch.commit_in(&tx).await?.is_already_committed() {
@@ -36,7 +36,7 @@ async fn count(store: &Store, batch: &Batch<Notification>) -> Result<()> {
     store.run(count).await
 }
 
-/// Serves until a signal, or shows only the deliveries of one document.
+/// Serves until a signal arrives, or only shows the deliveries for one document.
 #[tokio::main]
 pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip_while(|argument| argument != "serve").skip(1);
@@ -46,17 +46,17 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     let running = bus.start(StartOptions::default()).await?;
     let (say, mut heard) = mpsc::unbounded_channel();
 
-    // A stream: events while the program runs.
+    // A stream: events as long as the program runs.
     let shop = running.dispatcher().subscribe(Filter::prefix("shop/"));
     let mut deliveries = shop.deliveries(|trouble| eprintln!("{trouble}"));
-    // A consumer, database by database: after a restart it goes on where it was.
+    // A consumer that is called for each database: after a restart it continues where it was.
     let said = say.clone();
     let mail = move |work: Work<Notification>| {
         let name = String::from_utf8_lossy(work.id()).into_owned();
         ready(said.send(format!("mailer: {name}")).map_err(Into::into))
     };
     let _mailer = running.consumer("mailer")?.run(mail).await?;
-    // A consumer in batches, whose effects happen exactly once. All nodes that run it share its work.
+    // A consumer that works in batches and has effects exactly once. All nodes that run it share the work.
     let (said, counts) = (say.clone(), store.clone());
     let counting = move |batch: Batch<Notification>| {
         let (said, store) = (said.clone(), counts.clone());
@@ -66,13 +66,13 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
         }
     };
     let _counter = running.consumer("counter")?.run_batches(counting).await?;
-    // An index: a build for each changed database, tried again until it succeeds.
+    // An index: a build for each changed database, repeated until it succeeds.
     let options = ConsumerOptions::index().debounce(Duration::ZERO);
     let build =
         move |build: IndexBuild| ready(say.send(format!("index: {}", build.db.name)).map_err(Into::into));
     let indexer = running.consumer("indexer")?.start_from(Cursor::BEGINNING).options(options);
     let _indexer = indexer.run(index(build)).await?;
-    // Clients of CouchDB: `_db_updates`, `_changes`, and the administration.
+    // Clients of CouchDB can use `_db_updates`, `_changes` and the administration.
     let routes = running.api(ApiOptions::default())?.routes();
     let listener = TcpListener::bind(listen.as_deref().unwrap_or("127.0.0.1:0")).await?;
     println!("http://{}", running.serve(listener, routes, ServerOptions::default()).await?);

@@ -1,9 +1,9 @@
 //! A transactional notification bus for database-level events.
 //!
-//! A document database, or any other layer with many databases on FoundationDB, needs to know when databases are created, deleted,
-//! updated or get a new design document. Here producers record events inside the very transaction that causes them; a notifier
-//! folds the events into a feed in which each database has exactly one row; a dispatcher delivers the rows to subscribers in the
-//! process. No event is lost, and an idle bus polls only as a fallback for lost hints.
+//! A document database, or any other layer with many databases on FoundationDB, needs to know when databases are created, deleted, updated
+//! or get a new design document. Here producers record events inside the same transaction that causes them; a notifier folds the events
+//! into a feed in which each database has exactly one row; a dispatcher delivers the rows to subscribers in the process. No event is lost,
+//! and an idle bus polls only as a fallback for lost hints.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -30,19 +30,19 @@
 //!
 //! | I want | receiver | guarantee | cost |
 //! |---|---|---|---|
-//! | events while the process runs | a stream, batches or a callback of a [`dispatcher`] | what it wants, or `Lagged`; no more after a crash | memory only |
+//! | events while the process runs | a stream, batches or a callback of a [`dispatcher`] | the news that it wants, or `Lagged`; nothing after a crash | memory only |
 //! | to resume after a restart | a [`consumer`] | at least once; exactly once in the transaction of the effect | leases and checkpoints by shard |
 //! | a cache that reads its own writes | a [`Mirror`](dispatcher::Mirror) | as new as the version that you ask for | the living databases in memory |
 //! | to share work among nodes | a member of a [`consumer`] on each | the same | the same |
 //! | to build or replicate per database | the recipes of a [`consumer`] | every change leads to a later run | leases and checkpoints by shard, and a key per failing database |
-//! | to work on all documents of a database | a parallel job of a [`consumer`], on its [`changes`] | each document at least once | a read of its feed |
+//! | to process all documents of a database | a parallel job of a [`consumer`], on its [`changes`] | each document at least once | a read of its feed |
 //!
 //! `ARCHITECTURE.md` describes the design, layer by layer.
 
-// There the pages say which feature an item needs; only a nightly compiler can do so.
+// On docs.rs the pages say which feature an item needs; that takes a nightly compiler.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-/// The programs of pages that are no module's are run as tests of the documentation, too.
+/// Runs the programs in pages that document no module as doc tests, too.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]

@@ -1,5 +1,5 @@
-//! What an event costs a cluster in all, by the cluster's own counters in `status json`: what nodes do by the clock is measured
-//! before, and subtracted.
+//! The total cost of an event on a cluster, by the cluster's own counters in `status json`. What nodes do periodically is measured before,
+//! and subtracted.
 
 use std::{
     io::{Read, Write},
@@ -20,15 +20,15 @@ use tokio_stream::StreamExt;
 
 use crate::{cluster::Cluster, databases, open};
 
-/// The servers sum their counters up every 5 s.
+/// The servers add up their counters every 5 s.
 const SETTLED: Duration = Duration::from_secs(7);
 
-/// How long the cluster is watched at rest.
+/// How long the idle cluster is watched.
 const REST: Duration = Duration::from_secs(20);
 
 const LONE: u64 = 200;
 
-/// The pause after each, so that everything rests before the next one.
+/// The pause after each event, so that everything is idle before the next one.
 const PAUSE: Duration = Duration::from_millis(50);
 
 const BATCH: u64 = 200;
@@ -51,7 +51,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// The counters of all that was done until now.
+    /// Reads the counters for everything that was done until now.
     async fn read(cluster: &Cluster) -> Self {
         tokio::time::sleep(SETTLED).await;
         let status = block_in_place(|| cluster.cli("status json"));
@@ -60,7 +60,7 @@ impl Counts {
         Self { values: COUNTERS.map(value), at: Instant::now() }
     }
 
-    /// What was counted from `before` on.
+    /// Returns what was counted since `before`.
     fn since(&self, before: &Self) -> ([f64; 5], f64) {
         let mut counted = self.values;
         counted.iter_mut().zip(before.values).for_each(|(value, before)| *value -= before);
@@ -68,7 +68,7 @@ impl Counts {
     }
 }
 
-/// Prints what an event of each kind costs.
+/// Prints the cost of an event of each kind.
 pub async fn print(cluster: &Cluster, store: &Store) {
     let bus = open(store, "cost").await;
     let running = bus.start(StartOptions::default()).await.unwrap();
@@ -78,7 +78,7 @@ pub async fn print(cluster: &Cluster, store: &Store) {
     let mut deliveries = running.dispatcher().subscribe(Filter::all()).stream();
     let producer = bus.producer();
     let dbs = databases(BATCH);
-    // They have rows already when it counts.
+    // All of them have rows already when counting begins.
     update(store, &producer, &dbs, &mut deliveries).await;
     post(address, "created");
     until_delivered(1, &mut deliveries).await;
@@ -119,7 +119,7 @@ pub async fn print(cluster: &Cluster, store: &Store) {
     running.shutdown().await.unwrap();
 }
 
-/// Prints what an event costs with `count` consumers on the node.
+/// Prints the cost of an event with `count` consumers on the node.
 async fn with_consumers(
     count: u64,
     (cluster, store, dbs): (&Cluster, &Store, &[Db]),
@@ -154,7 +154,7 @@ async fn with_consumers(
     }
 }
 
-/// Updates `dbs` in one transaction, and waits until that is delivered.
+/// Updates `dbs` in one transaction, and waits until the updates are delivered.
 async fn update(store: &Store, producer: &Producer, dbs: &[Db], deliveries: &mut Subscription) {
     let record = async |tx| {
         for db in dbs {
@@ -186,7 +186,7 @@ fn post(address: SocketAddr, kind: &str) {
     assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
 }
 
-/// Prints what was counted from `before` to `after` for each of `count`, without what is done at rest.
+/// Prints what was counted between `before` and `after` for each of `count`, minus what an idle cluster does.
 #[expect(clippy::cast_precision_loss, reason = "it counts a few thousands")]
 fn report(what: &str, after: &Counts, before: &Counts, idle: [f64; 5], count: u64) {
     let (mut counted, seconds) = after.since(before);

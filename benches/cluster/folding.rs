@@ -1,5 +1,5 @@
-//! What limits folding on a cluster of one process: how long names cost a producer and a fold, what several notifiers gain, and who is busy
-//! meanwhile.
+//! What limits folding on a cluster of one process: what long names cost a producer and a fold, what several notifiers gain, and what is
+//! busy meanwhile.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +16,10 @@ use crate::{cluster::Cluster, open};
 
 const DATABASES: usize = 4_000;
 
-/// Databases of a transaction of the producer.
+/// The number of databases in a transaction of the producer.
 const BATCH: usize = 50;
 
-/// Transactions of the producer at once.
+/// The number of concurrent transactions of the producer.
 const AT_ONCE: usize = 16;
 
 /// Prints all cases.
@@ -31,7 +31,7 @@ pub async fn print(cluster: &Cluster, store: &Store) {
     }
 }
 
-/// Records an event of each database twice, and folds it with so many notifiers each time: without rows and with rows of before.
+/// Records an event of each database twice, and folds it with this many notifiers each time: without rows, then with earlier ones.
 async fn case(cluster: &Cluster, store: &Store, len: usize, notifiers: usize) {
     let bus = open(store, "folding").await;
     let db = |n| {
@@ -98,7 +98,7 @@ fn per_second(took: Duration) -> f64 {
     DATABASES as f64 / took.as_secs_f64()
 }
 
-/// The processor time of a process or thread in seconds, and its name.
+/// Returns the name and the processor time, in seconds, of a process or thread.
 fn clock(stat: &str) -> Option<(String, f64)> {
     let text = fs::read_to_string(stat).ok()?;
     let (name, rest) = text.split_once('(')?.1.rsplit_once(')')?;
@@ -107,7 +107,7 @@ fn clock(stat: &str) -> Option<(String, f64)> {
     Some((name.to_owned(), ticks.sum::<f64>() / 100.0))
 }
 
-/// The processor time of each thread of this process.
+/// Reads the processor time of each thread of this process.
 fn clocks() -> BTreeMap<String, (String, f64)> {
     let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     threads
@@ -118,12 +118,12 @@ fn clocks() -> BTreeMap<String, (String, f64)> {
         .collect()
 }
 
-/// The processor time of the servers.
+/// Reads the processor time of the servers.
 fn server_clock(cluster: &Cluster) -> f64 {
     cluster.ids().iter().filter_map(|id| clock(&format!("/proc/{id}/stat"))).map(|(_, seconds)| seconds).sum()
 }
 
-/// The busiest threads of this process since `before`.
+/// Describes the threads of this process that were busiest since `before`.
 fn busiest(before: &BTreeMap<String, (String, f64)>, took: Duration) -> String {
     let mut busy: Vec<_> = clocks()
         .into_iter()

@@ -1,5 +1,5 @@
-//! The whole bus, from the commit of an event to its delivery: many writers record one event each of many databases, as fast as the store lets
-//! them, and one subscriber gets them all.
+//! The whole bus, from the commit of an event to its delivery: many writers each record one event of many databases, as fast as the store
+//! allows, and one subscriber receives all of them.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// All cases: with pauses and without, for few and many writers.
+    /// Lists all cases: with and without pauses, for few and many writers.
     pub fn all() -> impl Iterator<Item = Self> {
         [4, 64, 256].into_iter().flat_map(|writers| {
             [None, Some(Duration::ZERO)].map(|pause| Self { partitions: 64, pause, writers })

@@ -2,14 +2,14 @@
 //!
 //! # Why no stale document is returned
 //!
-//! When an event is delivered, the cache forgets the documents of that event, so the next read goes to the store, after the commit.
-//! One danger remains: a read of the store that began before the delivery and ends after it must not be cached. So each read notes
-//! the counter of forgets when it begins, and its result is cached only if the counter is still the same.
+//! When an event is delivered, the cache forgets the documents that the event is about, so the next read goes to the store, after the
+//! commit. One danger remains: a read of the store that began before the delivery and ends after it must not be cached. So each read notes
+//! the number of forgets when it begins, and its result is cached only if that number is still the same.
 //!
-//! All of that needs the listener. Once the listener has ended, every read goes to the store.
+//! All of this needs the listener. Once the listener has ended, every read goes to the store.
 //!
-//! A mirror of the databases answers for databases that do not exist. It and the cache are two subscribers, and neither waits for
-//! the other: [`DdocCache::wait_until`] waits for both.
+//! A mirror of the databases answers for databases that do not exist. The mirror and the cache are two subscribers that do not wait for
+//! each other: [`DdocCache::wait_until`] waits for both.
 
 use std::{
     collections::HashMap,
@@ -23,10 +23,10 @@ use notibus::{
     store::{Isolation, Store},
 };
 
-/// The most cached documents. If there are more, all are forgotten.
+/// The maximum number of cached documents. Beyond that, all are forgotten.
 const DOCS_MAX: usize = 10_000;
 
-/// The layer's key of the design document `id` of `name`.
+/// Returns the layer's key of the design document `id` of `name`.
 pub fn key(name: &DbName, id: &DdocId) -> Vec<u8> {
     format!("ddoc/{name}/{id}").into_bytes()
 }
@@ -34,7 +34,7 @@ pub fn key(name: &DbName, id: &DdocId) -> Vec<u8> {
 /// Design documents in memory.
 pub struct DdocCache {
     store: Store,
-    /// The existing databases.
+    /// The databases that exist.
     databases: Mirror,
     docs: Arc<Docs>,
     /// Forgets changed documents.
@@ -47,33 +47,33 @@ struct Docs(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// The documents, by database and id; `None` for one that does not exist.
+    /// The documents, by database and id; `None` for a document that does not exist.
     docs: HashMap<DbName, HashMap<DdocId, Option<Vec<u8>>>>,
-    /// Number of documents.
+    /// The number of cached documents.
     count: usize,
-    /// Number of forgets.
+    /// How many times documents were forgotten.
     forgotten: u64,
-    /// Number of reads that were answered from memory, and of those that were not.
+    /// The number of reads that were answered from memory, and of those that were not.
     hits: (u64, u64),
 }
 
 impl DdocCache {
-    /// An empty cache of the documents of `store`, kept up to date while `dispatcher` runs. The existing databases are known
-    /// when this returns.
+    /// Starts an empty cache of the documents in `store`, which is kept up to date while `dispatcher` runs. The existing databases are
+    /// known when this returns.
     pub async fn start(store: &Store, dispatcher: &Dispatcher) -> Result<Self> {
         let docs = Arc::new(Docs::default());
         let invalidated = Arc::clone(&docs);
-        // Updates of other documents do not matter.
+        // Updates of other documents are irrelevant.
         let kinds: Kinds =
             [EventKind::Created, EventKind::Deleted, EventKind::DdocUpdated].into_iter().collect();
         let keep_right = move || {
             let docs = Arc::clone(&invalidated);
-            // After a panic: the last delivery may have been handled in part.
+            // After a panic, the last delivery may have been handled only in part.
             docs.forget_all();
             move |item: Item| {
                 match item {
                     Item::Delivery(delivery) => docs.forget(&delivery),
-                    // Some changes may never be delivered: for instance, databases may be gone.
+                    // Some changes may never be delivered, for example because databases are gone.
                     _ => docs.forget_all(),
                 }
                 std::future::ready(())
@@ -86,17 +86,17 @@ impl DdocCache {
         Ok(Self { store: store.clone(), databases, docs, callback })
     }
 
-    /// Ends it: from now on it reads the store.
+    /// Stops the updates: from now on every read goes to the store.
     pub async fn stop(&self) {
         self.callback.stop().await;
     }
 
-    /// The design document `id` of `name`, from memory if it is cached.
+    /// Returns the design document `id` of `name`, from memory if it is cached.
     pub async fn get(&self, name: &DbName, id: &DdocId) -> Result<Option<Vec<u8>>> {
         match self.databases.get(name) {
             Ok(None) => return Ok(None),
             Ok(Some(_)) if !self.callback.is_finished() => {}
-            // It was stopped, or its dispatcher has ended: it will forget nothing any more.
+            // The callback was stopped, or its dispatcher has ended, so nothing would be forgotten any longer.
             _ => return self.read(name, id).await,
         }
         let before = {
@@ -138,14 +138,14 @@ impl DdocCache {
         Err(Error::NoSubscriber { subscriber: "ddoc cache".into() })
     }
 
-    /// Number of reads that were answered from memory, and of those that were not.
+    /// Returns the number of reads that were answered from memory, and of those that were not.
     pub fn hits(&self) -> (u64, u64) {
         self.docs.state().hits
     }
 }
 
 impl Docs {
-    /// No holder of the lock can panic with the state half changed.
+    /// Ignores poisoning: no holder of the lock can panic with the state half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

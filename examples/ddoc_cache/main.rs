@@ -1,8 +1,8 @@
-//! A cache of design documents that the bus keeps up to date: it reads each document once, and again after a change, while
-//! writers change them.
+//! A cache of design documents that the bus keeps up to date: it reads each document from the store once, and again after each change,
+//! while writers change the documents.
 //!
-//! Run it with `cargo run --release --example ddoc_cache`. It exits with 1 if a read was older than a change that the cache had
-//! reached before.
+//! Run it with `cargo run --release --example ddoc_cache`. It exits with 1 if a read returned an older document than a change that the
+//! cache had already reached.
 
 mod cache;
 
@@ -14,13 +14,13 @@ use notibus::{
     store::Store,
 };
 
-/// Databases.
+/// The number of databases.
 const DBS: u64 = 20;
 
-/// Changes of design documents.
+/// The number of changes to design documents.
 const CHANGES: u64 = 500;
 
-/// Reads after each change.
+/// The number of reads after each change.
 const READS: u64 = 200;
 
 /// Writes version `change` of the design document `id`, and records the event. Returns the version of the commit.
@@ -35,7 +35,7 @@ async fn write(bus: &Bus, producer: &Producer, db: &Db, id: &DdocId, change: u64
     Ok(done.committed.versionstamp.version())
 }
 
-/// The version in a document.
+/// Returns the version in a document.
 fn version(doc: Option<&[u8]>) -> u64 {
     doc.and_then(|bytes| Some(u64::from_be_bytes(bytes.try_into().ok()?))).unwrap_or(0)
 }

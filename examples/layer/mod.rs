@@ -1,7 +1,7 @@
-//! The layer of the examples of jobs: databases of documents, each with a field, and the feed of their changes.
+//! The layer for the examples of jobs: databases of documents, each with a field, and the feed of their changes.
 //!
-//! Each document has a row under its database and id, with the sequence of its last edit, the number of its revision, and its field;
-//! the field of a deleted document is empty. One transaction writes the row, the change, and the event of the database.
+//! Each document has a row under its database and id, with the sequence of its last edit, the number of its revision, and its field; the
+//! field of a deleted document is empty. One transaction writes the row, the change, and the event for the database.
 
 use notibus::{
     Bus, Db, DbInstance, Producer, Result, Sequence,
@@ -14,13 +14,13 @@ use notibus::{
 pub struct Doc {
     /// The sequence of its last edit.
     pub edited: Sequence,
-    /// Number of edits.
+    /// The number of edits.
     pub edits: u64,
-    /// Its field; empty if it is deleted.
+    /// The field of the document; empty if the document is deleted.
     pub field: String,
 }
 
-/// The layer.
+/// A layer: databases of documents in a store.
 #[derive(Clone)]
 pub struct Layer {
     pub store: Store,
@@ -31,7 +31,7 @@ pub struct Layer {
     producer: Producer,
 }
 
-/// The key prefix of the documents of `db`.
+/// Returns the key prefix of the documents of `db`.
 pub fn docs(db: &Db) -> String {
     format!("doc/{}/{}/", db.name, db.instance)
 }
@@ -44,7 +44,7 @@ pub fn doc(bytes: &[u8]) -> Result<Doc> {
 }
 
 impl Layer {
-    /// A layer on `bus`.
+    /// Makes a layer on `bus`.
     pub fn new(store: &Store, bus: &Bus) -> Self {
         Self { store: store.clone(), bus: bus.clone(), changes: bus.changes(), producer: bus.producer() }
     }
@@ -75,13 +75,13 @@ impl Layer {
             .await
     }
 
-    /// Sets the fields of documents in one transaction; an empty field deletes the document. It commits exactly once: a retry after
-    /// an unknown result would raise the revision twice.
+    /// Sets the fields of documents in one transaction; an empty field deletes the document. This commits exactly once, because a retry
+    /// after an unknown result would raise the revision twice.
     pub async fn edit(&self, db: &Db, edits: &[(String, String)]) -> Result<()> {
         self.bus.run_exactly_once(None, async |tx| self.edit_in(&tx, db, edits).await).await.map(|_| ())
     }
 
-    /// [`Layer::edit`] in the caller's transaction.
+    /// Does [`Layer::edit`] in the caller's transaction.
     pub async fn edit_in(&self, tx: &Transaction, db: &Db, edits: &[(String, String)]) -> Result<()> {
         let writer = self.changes.writer(tx, db).await?;
         for (id, field) in edits {
@@ -99,14 +99,14 @@ impl Layer {
         Ok(())
     }
 
-    /// The document `id` of `db`.
+    /// Reads the document `id` of `db`.
     pub async fn get(&self, tx: &Transaction, db: &Db, id: &str) -> Result<Option<Doc>> {
-        // A snapshot read, so that readers do not conflict with writers.
+        // This is a snapshot read, so that readers do not conflict with writers.
         let stored = tx.get(format!("{}{id}", docs(db)).as_bytes(), Isolation::Snapshot).await?;
         stored.map(|bytes| doc(&bytes)).transpose()
     }
 
-    /// The living documents of `db`: ids and fields.
+    /// Reads the documents of `db` that are not deleted: ids and fields.
     pub async fn all(&self, db: &Db) -> Result<Vec<(String, String)>> {
         let docs = docs(db);
         let rows = self.rows(&docs).await?;
@@ -120,7 +120,7 @@ impl Layer {
         Ok(all)
     }
 
-    /// The keys that start with `prefix`, without it, and their values.
+    /// Reads all keys that start with `prefix`, and returns the rest of each key, with its value.
     pub async fn rows(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>> {
         let read = async |tx: Transaction| {
             let mut rows = Vec::new();

@@ -1,13 +1,13 @@
 //! [`Couch`]: databases in a store, and how a layer records their events.
 //!
-//! Numbers mark what a layer has to do for the bus, here and in `documents`:
+//! The numbers mark what a layer has to do for the bus, here and in `documents`:
 //!
 //! 1. A transaction that creates or deletes a database creates or removes its changes feed, and records the event.
-//! 2. A transaction that edits a document records the change, which also records the event of the database, and stores the
-//!    sequence of the change with the document.
-//! 3. Each creation of a database makes a new instance, so that data of a deleted database cannot come back.
+//! 2. A transaction that edits a document records the change, which also records the event for the database, and stores the sequence of the
+//!    change with the document.
+//! 3. Each creation of a database makes a new instance, so that data of a deleted database cannot reappear.
 //!
-//! All of it happens in the transaction of the edit itself, so an event exists if and only if the edit does.
+//! All of this happens in the transaction of the edit itself, so an event exists if and only if the edit does.
 
 use notibus::{
     Bus, Db, DbInstance, DbName, Producer, Sequence,
@@ -24,11 +24,11 @@ use super::{
 
 /// A summary of a database.
 pub struct Info {
-    /// Number of living documents.
+    /// The number of documents that are not deleted.
     pub living: i64,
-    /// Number of deleted documents.
+    /// The number of deleted documents.
     pub deleted: i64,
-    /// Bytes of their JSON.
+    /// The size of all documents as JSON, in bytes.
     pub bytes: i64,
     /// The sequence of the last edit.
     pub last_change: Sequence,
@@ -43,12 +43,12 @@ pub struct Couch {
 }
 
 impl Couch {
-    /// The databases in `store`, whose bus is `bus`.
+    /// Makes a layer for the databases in `store`, whose bus is `bus`.
     pub fn new(store: Store, bus: &Bus) -> Self {
         Self { store, bus: bus.clone(), changes: bus.changes(), producer: bus.producer() }
     }
 
-    /// The changes feeds.
+    /// Returns the changes feeds.
     pub fn changes(&self) -> &Changes {
         &self.changes
     }
@@ -56,7 +56,7 @@ impl Couch {
     /// Creates a database.
     pub async fn create_database(&self, name: &DbName) -> Result<(), Problem> {
         check_name(name)?;
-        // Drawn before the transaction, so that every attempt creates the same instance.
+        // The instance is drawn before the transaction, so that every attempt creates the same one.
         let db = &Db::new(name.clone(), DbInstance::new());
         self.write(async |tx| {
             if find_in(&tx, name).await?.is_some() {
@@ -83,7 +83,7 @@ impl Couch {
         .await
     }
 
-    /// The names of all databases, in order.
+    /// Lists the names of all databases, in order.
     pub async fn databases(&self) -> Result<Vec<String>, Problem> {
         self.read(async |tx| {
             let mut pages = tx.pages(RangeRead::new(keys::databases()), Isolation::Snapshot);
@@ -98,7 +98,7 @@ impl Couch {
         .await
     }
 
-    /// A summary of a database.
+    /// Returns a summary of a database.
     pub async fn info(&self, name: &DbName) -> Result<Info, Problem> {
         let (db, living, deleted, bytes) = self
             .read(async |tx| {
@@ -122,8 +122,8 @@ impl Couch {
         self.store.run(async |tx| tried(body(tx).await)).await?
     }
 
-    /// Commits the writes of `body` exactly once, in spite of unknown results: a repeated edit would conflict with
-    /// itself. A body that returns a problem must not have written anything.
+    /// Commits the writes of `body` exactly once, despite unknown results: a repeated edit would conflict with itself. If `body` returns a
+    /// problem, it must not have written anything.
     pub async fn write<T, F, R>(&self, body: F) -> Result<T, Problem>
     where
         T: Serialize + DeserializeOwned,
@@ -134,7 +134,7 @@ impl Couch {
     }
 }
 
-/// Separates failures of the store, after which a transaction may be tried again, from other problems, which are results.
+/// Separates failures of the store, after which a transaction may be tried again, from other problems, which count as results.
 fn tried<T>(result: Result<T, Problem>) -> notibus::Result<Result<T, Problem>> {
     match result {
         Err(Problem::Store(error)) => Err(error),
@@ -142,19 +142,19 @@ fn tried<T>(result: Result<T, Problem>) -> notibus::Result<Result<T, Problem>> {
     }
 }
 
-/// The database that has `name` now. The transaction conflicts with its deletion.
+/// Finds the database that has `name` now. The transaction conflicts with the deletion of that database.
 pub async fn find_in(tx: &Transaction, name: &DbName) -> notibus::Result<Option<Db>> {
     let row = tx.get(&keys::database(name), Isolation::Serializable).await?;
     let instance = row.and_then(|row| row.as_ref().try_into().ok());
     Ok(instance.map(|instance| Db::new(name.clone(), DbInstance(instance)))) // 3
 }
 
-/// The database that has `name` now; fails if there is none.
+/// Finds the database that has `name` now; fails if there is none.
 pub async fn database_in(tx: &Transaction, name: &DbName) -> Result<Db, Problem> {
     find_in(tx, name).await?.ok_or(Problem::NoDatabase)
 }
 
-/// CouchDB's rule for names.
+/// Checks CouchDB's rule for names.
 fn check_name(name: &DbName) -> Result<(), Problem> {
     let is_allowed =
         |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'$' | b'(' | b')' | b'+' | b'-' | b'/');

@@ -1,7 +1,7 @@
 //! [`Document`]: a document as stored; and [`Edit`]: a client's edit of it.
 //!
-//! A document has one branch of revisions. A revision has a number and a hash of its content and its parent. An edit
-//! names the revision that it is based on. If that is not the present one, another edit was faster: a conflict.
+//! A document has a single branch of revisions. A revision has a number and a hash of its content and its parent. An edit names the
+//! revision that it is based on. If that is not the current one, another edit came first: a conflict.
 
 use notibus::{
     Sequence,
@@ -11,16 +11,16 @@ use serde_json::{Map, Value};
 
 use super::problem::Problem;
 
-/// The longest id, in bytes, so that it fits into a key whatever its characters.
+/// The maximum length of an id in bytes, so that it fits into a key whatever its characters.
 const ID_LEN_MAX: usize = 4_096;
 
-/// The longest JSON of a document, in bytes, so that it fits into a value after the sequence.
+/// The maximum length of a document's JSON in bytes, so that it fits into a value after the sequence.
 const JSON_LEN_MAX: usize = 99_000;
 
-/// Bytes of a row before the JSON: the sequence of the last edit.
+/// The length of a row before the JSON: the sequence of the last edit.
 pub const SEQUENCE_LEN: usize = 13;
 
-/// Parses the id of a document. Ids with an underscore are reserved for the server, except design documents.
+/// Parses the id of a document. Ids that start with an underscore are reserved for the server, except for design documents.
 pub fn doc_id(text: &str) -> Result<DocId, Problem> {
     let bad = |reason: &str| Err(Problem::BadDocument(reason.to_owned()));
     match text {
@@ -36,13 +36,13 @@ pub fn doc_id(text: &str) -> Result<DocId, Problem> {
 /// A document as it is stored.
 #[derive(Debug, Clone)]
 pub struct Document {
-    /// The sequence of its last edit, which the next edit has to pass to the changes feed.
+    /// The sequence of the last edit, which the next edit must pass to the changes feed.
     pub edited: Sequence,
-    /// Its revision.
+    /// The revision of the document.
     pub revision: Revision,
     /// Whether it was deleted.
     pub is_deleted: bool,
-    /// Its JSON object, with `_id`, `_rev`, and `_deleted` if it is deleted.
+    /// The document as a JSON object, with `_id`, `_rev`, and `_deleted` if it is deleted.
     pub json: Vec<u8>,
 }
 
@@ -62,16 +62,16 @@ impl Document {
 pub struct Edit {
     /// The id of the document.
     pub id: DocId,
-    /// The revision that the client has read.
+    /// The revision that the client read.
     pub based_on: Option<Revision>,
-    /// Whether it deletes the document.
+    /// Whether the edit deletes the document.
     pub is_deleted: bool,
     /// The new content of the document.
     pub fields: Map<String, Value>,
 }
 
 impl Edit {
-    /// Parses an edit in CouchDB's format. Its `_id` is used if `id` is `None`.
+    /// Parses an edit in CouchDB's format. The `_id` in the JSON is used if `id` is `None`.
     pub fn from_json(value: Value, id: Option<&str>) -> Result<Self, Problem> {
         let Value::Object(mut fields) = value else {
             return Err(Problem::BadRequest("Document must be a JSON object".to_owned()));
@@ -87,19 +87,19 @@ impl Edit {
         }
     }
 
-    /// The edit that deletes a document.
+    /// Makes an edit that deletes a document.
     pub fn deletion(id: DocId, based_on: Option<Revision>) -> Self {
         Self { id, based_on, is_deleted: true, fields: Map::new() }
     }
 
-    /// Applies the edit to `present`. Returns the next revision, and the JSON of the document.
+    /// Applies the edit to `present`. Returns the next revision, and the document's JSON.
     pub fn apply(&self, present: Option<&Document>) -> Result<(Revision, Vec<u8>), Problem> {
         let position = match present {
             None if self.is_deleted => return Err(Problem::Missing("missing".into())),
             Some(present) if present.is_deleted && self.is_deleted => {
                 return Err(Problem::Missing("deleted".into()));
             }
-            // A deleted document can be written again, even without its revision.
+            // A deleted document can be written again, even without naming its revision.
             Some(present) if present.is_deleted && self.based_on.is_none() => present.revision.position,
             Some(present) if self.based_on == Some(present.revision) => present.revision.position,
             None if self.based_on.is_none() => 0,
@@ -108,7 +108,7 @@ impl Edit {
         let parent = present.map(|present| present.revision.to_string()).unwrap_or_default();
         let content =
             serde_json::to_vec(&(&parent, self.is_deleted, &self.fields)).map_err(Problem::corrupt)?;
-        // The same edit of the same revision gives the same new revision, on every server.
+        // The same edit of the same revision results in the same new revision, on every server.
         let hash = xxhash_rust::xxh3::xxh3_128(&content).to_be_bytes();
         let revision = Revision { position: position + 1, hash };
         let mut object = self.fields.clone();
@@ -125,7 +125,7 @@ impl Edit {
     }
 }
 
-/// Parses the revision of a request.
+/// Parses a revision in a request.
 pub fn revision(text: &str) -> Result<Revision, Problem> {
     text.parse().map_err(|_| Problem::BadRequest("Invalid rev format".to_owned()))
 }

@@ -1,4 +1,4 @@
-//! The documents of a database: read, listed, and edited one by one or in bulk.
+//! The documents of a database: reading, listing, and editing one at a time or in bulk.
 
 use std::collections::HashSet;
 
@@ -15,15 +15,15 @@ use super::{
     problem::Problem,
 };
 
-/// The most edits of a bulk in one transaction.
+/// The maximum number of edits that a bulk request makes in one transaction.
 const EDITS_MAX: usize = 500;
 
-/// Bytes after which a transaction takes no further edit of a bulk, far below the store's limit. The store also counts
-/// the keys of mutations and the ranges of conflicts, which are the larger part with long ids.
+/// Once a transaction has reached this size in bytes, no further edit of a bulk request is added. It is far below the store's limit,
+/// because the store also counts the keys of mutations and the ranges of conflicts, which are the larger part if ids are long.
 const SIZE_MAX: usize = 2_000_000;
 
 impl Couch {
-    /// A document, even if it is deleted.
+    /// Reads a document, even if it is deleted.
     pub async fn document(&self, name: &DbName, id: &DocId) -> Result<Option<Document>, Problem> {
         self.read(async |tx| {
             let db = database_in(&tx, name).await?;
@@ -32,7 +32,7 @@ impl Couch {
         .await
     }
 
-    /// The documents with `ids` at one version, even if they are deleted.
+    /// Reads the documents with `ids` at one version, even if they are deleted.
     pub async fn documents(
         &self,
         name: &DbName,
@@ -61,8 +61,7 @@ impl Couch {
         .await
     }
 
-    /// Makes many edits, each of which succeeds or fails by itself, in order, with several in one transaction. If
-    /// the store fails, earlier ones stay.
+    /// Makes many edits, several per transaction and in order. Each succeeds or fails by itself. If the store fails, earlier edits remain.
     pub async fn edit_many(
         &self,
         name: &DbName,
@@ -77,7 +76,7 @@ impl Couch {
                 let mut edited = HashSet::new();
                 let mut done = Vec::new();
                 for edit in some.clone() {
-                    // No client can have read a revision that this transaction makes.
+                    // A repeated id always conflicts: no client can have read a revision that this transaction makes.
                     let result = if edited.contains(&edit.id) {
                         Err(Problem::Conflict)
                     } else {
@@ -100,7 +99,7 @@ impl Couch {
         Ok(results)
     }
 
-    /// At most `limit` living documents in the order of their ids.
+    /// Reads at most `limit` documents that are not deleted, in the order of their ids.
     pub async fn documents_between(
         &self,
         name: &DbName,
@@ -156,19 +155,19 @@ async fn document_in(tx: &Transaction, db: &Db, id: &DocId) -> Result<Option<Doc
     row.map(|row| Document::from_stored(&row)).transpose()
 }
 
-/// Adds to a count, blindly: edits of one database do not conflict over it.
+/// Adds to a count with an atomic operation, so that edits in one database do not conflict over it.
 fn add(tx: &Transaction, db: &Db, what: Count, number: i64) {
     tx.atomic(AtomicOp::Add, &keys::count(db, what), &number.to_le_bytes());
 }
 
-/// A count of `db`.
+/// Reads a count of `db`.
 pub async fn count(tx: &Transaction, db: &Db, what: Count) -> Result<i64, Problem> {
     let row = tx.get(&keys::count(db, what), Isolation::Snapshot).await?;
     let bytes = row.and_then(|row| row.as_ref().try_into().ok());
     Ok(bytes.map_or(0, i64::from_le_bytes))
 }
 
-/// Bytes of `json`.
+/// Returns the length of `json` in bytes.
 fn len(json: &[u8]) -> i64 {
     i64::try_from(json.len()).expect("a document fits into a value of the store")
 }

@@ -1,4 +1,4 @@
-//! Implements the traits through which the feeds of the library read the layer.
+//! Implements the traits through which the feeds of the library read from the layer.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use super::{
     problem::Problem,
 };
 
-/// The feeds find databases by it.
+/// The feeds find databases through this.
 impl Databases for Couch {
     fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
         find_in(tx, name).boxed()
     }
 
-    /// This layer runs no functions of design documents. If such a function does not exist, it says so, as CouchDB does.
+    /// This layer does not run functions of design documents. If such a function does not exist, the layer reports that, as CouchDB does.
     fn lens<'a>(
         &'a self,
         db: &'a Db,
@@ -46,7 +46,7 @@ impl Databases for Couch {
     }
 }
 
-/// The answer to a request for documents that has failed with `problem`.
+/// Returns the answer to a request for documents that failed with `problem`.
 fn failure(problem: Problem) -> Failure {
     match problem {
         Problem::Store(error) => error.into(),
@@ -54,7 +54,7 @@ fn failure(problem: Problem) -> Failure {
     }
 }
 
-/// The feeds read documents by it. Documents have one branch each.
+/// The feeds read documents through this. Each document has one branch.
 impl DocSource for Couch {
     fn body<'a>(
         &'a self,

@@ -1,16 +1,16 @@
-//! A small document database that CouchDB's clients can use: an example of a layer on the bus.
+//! A small document database that works with clients of CouchDB: an example of a layer on the bus.
 //!
-//! It keeps databases and documents in the same store as the bus, and records their events in the transactions of its edits
-//! (`couch`). The library provides `_db_updates` and `_changes`, beside the layer's own routes (`http`).
+//! It keeps databases and documents in the same store as the bus, and records events in the transactions of its edits (`couch`). The
+//! library provides `_db_updates` and `_changes`, next to the layer's own routes (`http`).
 //!
-//! Run it with `cargo run --example mini_couch`, or `cargo run --example mini_couch -- 127.0.0.1:5984 FOLDER` to keep its data
-//! in a folder. It runs until its standard input ends (Ctrl-D), or a signal asks it to end (Ctrl-C, SIGTERM).
+//! Run it with `cargo run --example mini_couch`, or with `cargo run --example mini_couch -- 127.0.0.1:5984 FOLDER` to keep its data in a
+//! folder. It runs until its standard input ends (Ctrl-D), or until a signal asks it to stop (Ctrl-C, SIGTERM).
 //!
-//! The environment variable `MINI_COUCH_CREDENTIALS` can contain lines from `notibus credential`; without it, every user of the
-//! machine is its admin. `MINI_COUCH_ORIGIN` can name an origin whose pages may use it from a browser.
+//! The environment variable `MINI_COUCH_CREDENTIALS` can contain lines from `notibus credential`; without it, every user of the machine is
+//! an admin. `MINI_COUCH_ORIGIN` can name an origin whose pages may use the server from a browser.
 //!
-//! It is not for production. Documents have no branches of revisions, attachments, views or accounts, and at
-//! most 99,000 bytes.
+//! It is not for production: documents have no branches of revisions, no attachments and at most 99,000 bytes, and there are no views or
+//! accounts.
 
 pub mod couch;
 pub mod document;
@@ -29,7 +29,7 @@ use notibus::{
 };
 use tokio::{net::TcpListener, sync::oneshot};
 
-/// Serves until standard input ends, or a signal comes.
+/// Serves until standard input ends or a signal arrives.
 #[tokio::main]
 pub async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -49,8 +49,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
         &api,
         api.protected(http::router(couch)).merge(feeds).merge(api.status()).merge(api.sessions()),
     );
-    // Without accounts the defaults must stay: it answers only this machine, and no web pages from
-    // elsewhere in its browsers.
+    // There are no accounts, so the defaults must stay: only this machine gets answers, and no web pages from elsewhere in its browsers.
     let listener = TcpListener::bind(listen).await?;
     let origins = std::env::var("MINI_COUCH_ORIGIN").into_iter().collect();
     let limits = ServerOptions::default().cors_origins(origins).cors_credentials(true);
@@ -59,10 +58,10 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
 
     let (ended, end) = oneshot::channel();
     std::thread::spawn(move || {
-        // If copying fails, input has ended as well. An error of `send` says that the program is ending already.
+        // If copying fails, input has ended as well. If `send` fails, the program is already ending.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         let _ = ended.send(());
     });
-    // The end of a terminal or a pipe is one way to stop it, a signal the other.
+    // The end of standard input is one way to stop the program, a signal the other.
     Ok(running.shutdown_on_signal_or(async { drop(end.await) }).await?)
 }

@@ -5,21 +5,21 @@ use std::{borrow::Cow, fmt::Display};
 use notibus::Error;
 use serde::{Deserialize, Serialize};
 
-/// Why a request fails. Then nothing was changed.
+/// Why a request fails. After a problem, nothing was changed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Problem {
-    /// The store has failed, or refuses the request.
+    /// The store failed, or refused the request.
     #[serde(skip)]
     Store(Error),
-    /// No database can have that name.
+    /// A database cannot have this name.
     BadName(String),
     /// There is no such database.
     NoDatabase,
-    /// There is such a database already.
+    /// There already is such a database.
     DatabaseExists,
     /// There is no such document, for this reason.
     Missing(Cow<'static, str>),
-    /// Another client has edited the document since it was read.
+    /// Another client edited the document since it was read.
     Conflict,
     /// The document is invalid.
     BadDocument(String),
@@ -27,14 +27,14 @@ pub enum Problem {
     TooLarge(String),
     /// The request is invalid.
     BadRequest(String),
-    /// CouchDB supports it, but this layer does not.
+    /// CouchDB supports this, but the layer does not.
     Unsupported(Cow<'static, str>),
-    /// A row of the store cannot be decoded.
+    /// A row in the store cannot be decoded.
     Corrupt(String),
 }
 
 impl Problem {
-    /// A row cannot be read because of `reason`.
+    /// Makes the problem of a row that cannot be read because of `reason`.
     pub fn corrupt(reason: impl Display) -> Self {
         Self::Corrupt(reason.to_string())
     }

@@ -15,11 +15,11 @@ use tokio_stream::StreamExt;
 
 use super::{Result, history::History};
 
-/// A subscriber, and what it has received.
+/// A subscriber, and what it received.
 pub struct Subscriber {
     name: &'static str,
     kinds: Kinds,
-    /// Whether it wants a database of this name.
+    /// Whether the subscriber wants a database with this name.
     wants: fn(&str) -> bool,
     began: Cursor,
     pub received: Arc<Mutex<Received>>,
@@ -29,15 +29,15 @@ pub struct Subscriber {
 pub struct Received {
     /// The newest row of each name.
     newest: HashMap<DbName, Sequence>,
-    /// When each delivery came, the index of its database, and how many events of that one were delivered then.
+    /// When each delivery arrived, the index of its database, and how many events of that database were delivered then.
     pub deliveries: Vec<(Instant, usize, u64)>,
-    /// Troubles of the subscription, and rows that came out of order.
+    /// Problems of the subscription, and rows that arrived out of order.
     faults: Vec<String>,
 }
 
 impl Subscriber {
-    /// Starts an indexer, which wants updates of every database; a replicator, which wants databases whose name contains "replicator";
-    /// and `db_updates`, which wants everything. They end with the dispatcher.
+    /// Starts an indexer, which wants updates of every database; a replicator, which wants databases whose name contains "replicator"; and
+    /// `db_updates`, which wants everything. They end with the dispatcher.
     pub fn start_all(dispatcher: &Dispatcher, history: &Arc<History>) -> Result<[Self; 3]> {
         let updates = Kinds::from(EventKind::Updated) | EventKind::DdocUpdated.into();
         let is_replicator = |name: &str| name.contains("replicator");
@@ -63,7 +63,7 @@ impl Subscriber {
         }))
     }
 
-    /// A row of `rows` whose news were not delivered, or another fault. The last rows are delivered last, so they are looked at first.
+    /// Finds one of `rows` whose news were not delivered, or another fault. The last rows are delivered last, so they are checked first.
     pub fn fault(&self, rows: &[Arc<Notification>]) -> Option<String> {
         let received = self.received.lock();
         let is_missing = |row: &&Arc<Notification>| {
@@ -74,7 +74,7 @@ impl Subscriber {
         missing.or_else(|| received.faults.first().cloned()).map(|fault| format!("{}: {fault}", self.name))
     }
 
-    /// The time from the commit of each event to its delivery, in microseconds, from the least one. `commits` are those of the transactions.
+    /// Returns the sorted times from the commits of events to their deliveries, in microseconds. `commits` are those of the transactions.
     pub fn latencies(&self, history: &History, commits: &[Option<Instant>]) -> Vec<u64> {
         let mut waiting = vec![VecDeque::new(); history.instances.len()];
         for (transaction, commit) in history.transactions.iter().zip(commits) {
@@ -106,7 +106,7 @@ impl Received {
     }
 }
 
-/// All rows of the feed, in order.
+/// Reads all rows of the feed, in order.
 pub async fn feed(bus: &Bus) -> Result<Vec<Arc<Notification>>> {
     let (mut rows, mut cursor) = (Vec::new(), Cursor::BEGINNING);
     loop {
@@ -119,7 +119,7 @@ pub async fn feed(bus: &Bus) -> Result<Vec<Arc<Notification>>> {
     }
 }
 
-/// How the feed differs from the history; `rows` are those whose names the history has.
+/// Lists how the feed differs from the history; `rows` are those whose names occur in the history.
 pub fn compare(history: &History, rows: &[Arc<Notification>], folded: Counters) -> Vec<String> {
     let mut differences = Vec::new();
     if folded != history.recorded {
@@ -136,7 +136,7 @@ pub fn compare(history: &History, rows: &[Arc<Notification>], folded: Counters) 
         let name = &history.names[index];
         let newest = &history.instances[name.newest];
         let is_right = |row: &Notification| {
-            // If all databases of a name were created and deleted within one fold, the row may be of any of them.
+            // If all databases of a name were created and deleted within one fold, the row may be about any of them.
             let is_newest =
                 !name.exists || (row.instance == newest.db.instance && row.totals == newest.totals);
             is_newest && row.is_deleted() != name.exists

@@ -1,4 +1,4 @@
-//! The history. It is read and checked as a whole before any of it is recorded, so that a bad one changes nothing.
+//! The history. It is read and checked as a whole before any of it is recorded, so that an invalid history changes nothing.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,7 +18,7 @@ use super::Result;
 
 pub struct Event {
     pub kind: EventKind,
-    /// Index of the database in [`History::instances`].
+    /// The index of the database in [`History::instances`].
     pub instance: usize,
     pub ddoc: Option<DdocId>,
 }
@@ -32,17 +32,17 @@ pub struct Transaction {
 #[derive(Debug)]
 pub struct Instance {
     pub db: Db,
-    /// Index of its name in [`History::names`].
+    /// The index of its name in [`History::names`].
     pub name: usize,
     pub totals: Counters,
 }
 
-/// A name of databases.
+/// A name that databases have.
 #[derive(Default)]
 pub struct Name {
     /// The last database of that name, as an index into [`History::instances`].
     pub newest: usize,
-    /// Whether that one exists after the last event.
+    /// Whether that database exists after the last event.
     pub exists: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct History {
 }
 
 impl History {
-    /// Reads the history in `path`, plain or gzip, or from standard input if it is "-".
+    /// Reads the history in `path`, plain or gzipped, or from standard input if `path` is "-".
     pub fn read(path: &Path) -> Result<Self> {
         let read = || {
             let is_input = path == Path::new("-");
@@ -86,7 +86,7 @@ impl History {
         Ok(history)
     }
 
-    /// Adds a row. `number` is the transaction number of the row before.
+    /// Adds a row. `number` is the transaction number of the previous row.
     fn row(&mut self, line: usize, row: &str, number: &mut Option<u64>) -> Result<()> {
         let fields: Vec<_> = row.split('\t').collect();
         let &[seconds, transaction, op, name, doc] = &fields[..] else {
@@ -115,13 +115,13 @@ impl History {
         Ok(())
     }
 
-    /// The names of the databases of `transaction`, as indices into [`History::names`].
+    /// Returns the names of the databases in `transaction`, as indices into [`History::names`].
     pub fn names_of(&self, transaction: &Transaction) -> HashSet<usize> {
         let events = &self.events[transaction.events.clone()];
         events.iter().map(|event| self.instances[event.instance].name).collect()
     }
 
-    /// Index of the database that an event of `kind` concerns.
+    /// Returns the index of the database that an event of `kind` concerns.
     fn instance(&mut self, text: DbName, kind: EventKind) -> Result<usize> {
         let index = *self.index.entry(text.clone()).or_insert(self.names.len());
         self.names.resize_with(self.index.len(), Name::default);

@@ -1,4 +1,4 @@
-//! The load: the transactions of the history are committed, several at once, and the feed is resharded meanwhile.
+//! The load: the transactions of the history are committed, several at a time, while the feed is resharded.
 
 use std::{
     collections::HashSet,
@@ -19,7 +19,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 use super::{Result, history::History};
 
-/// Commits the transactions of a history, in their order where they concern the same name; `busy` are the names of those that run.
+/// Commits the transactions of a history, in order if they concern the same name; `busy` has the names in the running transactions.
 pub struct Load {
     pub writer: Arc<Writer>,
     pub feed: NotificationFeed,
@@ -27,7 +27,7 @@ pub struct Load {
     pub commits: Vec<Option<Instant>>,
     pub retries: u64,
     pub reshards: u64,
-    /// Each ends with the number of its transaction, the time of its commit and the number of its attempts.
+    /// Each task returns the number of its transaction, the time of the commit and the number of attempts.
     running: JoinSet<Result<(usize, Instant, u64)>>,
     busy: HashSet<usize>,
 }
@@ -39,8 +39,8 @@ impl Load {
         Self { writer: Arc::new(writer), feed, bar, commits, retries: 0, reshards: 0, running, busy }
     }
 
-    /// Commits all transactions: at most `writers` at once, and at most `rate` events per second. After each `every` events it reshards
-    /// the feed: to twice as many shards (to half as many if that would be more than 64), and back.
+    /// Commits all transactions: at most `writers` at a time, and at most `rate` events per second. After each `every` events it reshards
+    /// the feed: to twice as many shards (or half as many if that would be more than 64), and back.
     pub async fn run(&mut self, writers: usize, rate: Option<u32>, every: Option<u64>) -> Result<()> {
         let (writer, began) = (Arc::clone(&self.writer), Instant::now());
         let before = self.feed.topology().await?;
@@ -100,13 +100,13 @@ pub struct Writer {
     pub store: Store,
     pub producer: Producer,
     pub history: Arc<History>,
-    /// The key prefix of the documents that they write.
+    /// The key prefix of the documents that the transactions write.
     pub documents: Vec<u8>,
 }
 
 impl Writer {
-    /// Commits a transaction that writes a document and records its events. After an unknown result, the document tells whether it was
-    /// committed.
+    /// Commits a transaction that writes a document and records its events. After an unknown result, the document shows whether the
+    /// transaction was committed.
     async fn commit(self: Arc<Self>, number: usize) -> Result<(usize, Instant, u64)> {
         let document = [&self.documents[..], &(number as u64).to_be_bytes()].concat();
         let transaction = &self.history.transactions[number];

@@ -1,4 +1,4 @@
-//! The main job: a history of database events goes through the whole bus (producers, notifiers, feed, dispatcher, three subscribers).
+//! The main job: a history of database events passes through the whole bus (producers, notifiers, feed, dispatcher, three subscribers).
 //! Then the outcome is compared with the history: no event may be lost, counted twice or delivered out of order.
 //!
 //! Run it with `cargo run --release --example replay -- examples/replay/sample.tsv.gz`; `-- --help` lists its options.
@@ -33,7 +33,7 @@ use self::{
     load::{Load, Writer},
 };
 
-/// Millions of databases in memory are faster with it than with most systems' own.
+/// With millions of databases in memory, this is faster than the allocators of most systems.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -52,28 +52,28 @@ pub struct Options {
     /// The prefix of the bus's keys.
     #[arg(long, default_value = "notibus")]
     prefix: String,
-    /// Shards of the feed, if the bus is new.
+    /// The number of shards of the feed, if the bus is new.
     #[arg(long, default_value_t = 4)]
     shards: u32,
-    /// Partitions of the counters.
+    /// The number of partitions of the counters.
     #[arg(long, default_value_t = 64)]
     partitions: u32,
-    /// Slots over which the counters of a database are spread.
+    /// The number of slots over which the counters of a database are spread.
     #[arg(long, default_value_t = 1)]
     slots: u16,
-    /// Notifiers that share the partitions, each on a node of its own.
+    /// The number of notifiers that share the partitions, each on its own node.
     #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=64))]
     notifiers: u32,
-    /// Transactions at once. Those that share a database keep their order.
+    /// The maximum number of concurrent transactions. Transactions that share a database keep their order.
     #[arg(long, default_value_t = 4, value_parser = value_parser!(u16).range(1..=1024))]
     writers: u16,
     /// The longest pause between two folds of a partition.
     #[arg(long, default_value = "25ms", value_parser = humantime::parse_duration)]
     fold_interval_max: Duration,
-    /// Events to record per second. Default: as many as the store takes.
+    /// Events to record per second. Default: as many as the store can take.
     #[arg(long, value_parser = value_parser!(u32).range(1..))]
     rate: Option<u32>,
-    /// Reshard the feed after each such number of events, to twice as many shards (at most 64) and back.
+    /// Reshard the feed each time this many events were recorded, to twice as many shards (at most 64) and back.
     #[arg(long, value_parser = value_parser!(u64).range(1..))]
     reshard_every: Option<u64>,
     /// Print one JSON object instead of text.
@@ -102,7 +102,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Replays the history. The report says how the outcome differs from the history, if it does.
+/// Replays the history. The report lists how the outcome differs from the history, if it does.
 pub async fn run(options: &Options) -> Result<Value> {
     let history = Arc::new(History::read(&options.file)?);
     let dump = options.dump_feed.as_ref().map(fs::File::create).transpose()?;
@@ -194,9 +194,9 @@ fn readable(report: &Value) -> String {
 
 /// Opens the bus, or creates it.
 ///
-/// A replay deletes databases of an earlier one and creates them again: a disaster for a bus that a layer uses. So it leaves a mark beside
-/// the bus that it creates, and refuses a bus without one. The mark has the sequence at which the feed begins, so that it does not count
-/// for another bus that is created there later.
+/// A replay deletes the databases of an earlier replay and creates them again, which would be a disaster for a bus that a layer uses. So it
+/// leaves a mark next to the bus that it creates, and refuses a bus without such a mark. The mark has the sequence at which the feed
+/// begins, so that it does not count for another bus that is created there later.
 async fn open_bus(options: &Options, store: &Store) -> Result<Bus> {
     let prefix = options.prefix.as_bytes();
     let is_new = matches!(
@@ -222,11 +222,11 @@ async fn open_bus(options: &Options, store: &Store) -> Result<Bus> {
     .into())
 }
 
-/// Starts the notifiers, and waits until they have all partitions. Those of a process that was killed become free once it has expired.
+/// Starts the notifiers, and waits until they own all partitions. Those of a process that was killed become free once it has expired.
 async fn start_notifiers(options: &Options, bus: &Bus) -> Result<Vec<Notifier>> {
     let mut notifiers: Vec<Notifier> = Vec::new();
     for _ in 0..options.notifiers {
-        // With this limit no notifier takes partitions that another one would have to ask for.
+        // With this limit, no notifier takes partitions that another one would then have to request.
         let share =
             BalanceOptions::default().leases_max(Some(options.partitions.div_ceil(options.notifiers)));
         let eager = NotifierOptions::default().balance(share).fold_interval_max(options.fold_interval_max);
@@ -237,8 +237,8 @@ async fn start_notifiers(options: &Options, bus: &Bus) -> Result<Vec<Notifier>> 
     Ok(notifiers)
 }
 
-/// Deletes the databases of an earlier replay, as a layer does before it creates them again. It has a bus of its own, so that the folds
-/// that the replay counts begin at zero.
+/// Deletes the databases of an earlier replay, as a layer does before it creates them again. This uses its own bus, so that the folds that
+/// the replay counts start at zero.
 async fn delete_earlier(options: &Options, store: &Store, history: &History) -> Result<()> {
     let bus = open_bus(options, store).await?;
     let (notifiers, producer) = (start_notifiers(options, &bus).await?, bus.producer());

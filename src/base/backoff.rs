@@ -1,13 +1,13 @@
-//! [`Backoff`]: the pauses before something that has failed is tried again; and [`Failures`]: how often it has failed in a row.
+//! [`Backoff`]: the pauses before failed work is tried again; and [`Failures`]: how many times it failed in a row.
 //!
-//! All that is tried again waits by this one rule: transactions, work on leases, tasks that have panicked, listeners, handlers of
-//! consumers. Options that name the shortest and the longest pause become a [`Backoff`].
+//! Everything that is tried again waits by this one rule: transactions, work on leases, tasks that panicked, listeners, consumer handlers.
+//! Options for the shortest and the longest pause become a [`Backoff`].
 
 use std::time::Duration;
 
 use crate::base::env::Env;
 
-/// The pause of a loop whose next attempt costs little and depends on no other, such as one more read of the store.
+/// The pause of a loop whose attempts are cheap and independent of each other, such as reads of the store.
 pub(crate) const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Pauses that double with each failure in a row.
@@ -18,24 +18,24 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// The pauses of work that lasts as long as its role.
+    /// The pauses for work that lasts as long as its role.
     pub const ROLE: Self = Self { min: FAILURE_PAUSE, max: Duration::from_mins(1) };
 
-    /// The pause after failure number `failures` in a row, counted from 1: at random between half and all of `min * 2^(failures - 1)`,
-    /// at most `max`, so that what has failed together is not tried again together.
+    /// The pause after failure number `failures` in a row, counted from 1: a random time between half and all of `min * 2^(failures - 1)`,
+    /// at most `max`, so that work that failed at the same time is not tried again at the same time.
     pub fn pause(&self, failures: u32, env: &Env) -> Duration {
         let doubled = self.min.saturating_mul(1 << failures.saturating_sub(1).min(20));
         env.spread(doubled.min(self.max), 0.5, 1.0)
     }
 }
 
-/// How often something has failed in a row.
+/// How many times something has failed in a row.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Failures(u32);
 
 impl Failures {
-    /// Counts one more, after `lasted` of work, and returns the pause before the next attempt. Work that has lasted for longer than the
-    /// longest pause was well until then, so its failure is the first one again.
+    /// Counts one more failure of work that ran for `lasted`, and returns the pause before the next attempt. Work that ran for longer than
+    /// the longest pause was fine until then, so the count starts again at one.
     pub fn again(&mut self, backoff: &Backoff, lasted: Duration, env: &Env) -> Duration {
         self.0 = if lasted > backoff.max { 1 } else { self.0.saturating_add(1) };
         backoff.pause(self.0, env)

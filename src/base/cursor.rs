@@ -1,9 +1,9 @@
 //! [`Cursor`]: the position of a reader of a feed, and [`Start`]: where a reading begins.
 //!
-//! A sequence alone says too little. Between two pages, a reader's position does not mean that it has received every
-//! row before it: a row of a later page may have superseded an earlier one. So a cursor has these parts: what the
-//! reader knew when its reading began, what could be read at its last page, and how far it has come. If it began with
-//! nothing, also what could be read when it began.
+//! A sequence alone is not enough. Between two pages, a reader's position does not mean that the reader has received every row before it:
+//! an earlier row may have been superseded by one on a later page. So a cursor has these parts: what the reader knew when its reading
+//! began, how far the feed was readable at the last page, and how far the reader has come. If the reader began with nothing, the cursor
+//! also has how far the feed was readable when it began.
 //!
 //! ```text
 //! sequence   1          2          3
@@ -14,12 +14,11 @@
 //! # Invariants
 //!
 //! 1. What a reader knew is explicit. No sequence, the first one included, stands for "knows nothing".
-//! 2. A reader that began with nothing and has received rows may know each database that lived when it began, or
-//!    later. So its cursor keeps when it began, also when the reading starts over for another filter
-//!    ([`Cursor::rewound`]).
-//! 3. A row that moved before a page was read was passed there. A store that is restored from an older copy has the row
-//!    where it stood, where this reader never looks again. So the cursor keeps what could be read at the last page, which no
-//!    such copy has.
+//! 2. A reader that began with nothing and has received rows may know any database that was alive when it began, or later. So its cursor
+//!    keeps when it began, even when the reading starts over for another filter ([`Cursor::rewound`]).
+//! 3. A reader passes the old position of a row that moved before its page was read. A store that is restored from an older copy has the
+//!    row at that old position, where this reader never looks again. So the cursor keeps how far the feed was readable at the last page; an
+//!    older copy does not reach that far.
 
 use std::{fmt, str::FromStr};
 
@@ -29,7 +28,7 @@ use crate::base::{
     macros::serde_as_text,
 };
 
-/// What a reader knew when its reading began. Less knowledge sorts first.
+/// What a reader knew when its reading began. Less knowledge sorts before more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Knowledge {
     /// No database at all.
@@ -39,14 +38,13 @@ pub enum Knowledge {
     UpTo(Sequence),
 }
 
-/// The position of a reader: what it knew when its reading began, what could be read at its last page, and how far it has come.
+/// The position of a reader: what it knew when its reading began, how far the feed was readable at its last page, and how far it has come.
 ///
-/// [`Cursor::BEGINNING`] is the start of a reader that knows no database. A [`Sequence`] converts into the cursor of a
-/// reader that knows everything up to there. Cursors sort by what is still to be delivered: the reader with most to
-/// come sorts first.
+/// [`Cursor::BEGINNING`] is the start of a reader that knows no database. A [`Sequence`] converts into the cursor of a reader that knows
+/// everything up to there. Cursors sort by how much is still to be delivered: the reader with the most to come sorts first.
 ///
-/// As text it is `0` for nothing; 26 hexadecimal digits for everything up to a sequence; and in the middle of a reading
-/// `AFTER-READABLE-KNOWN`, three times such digits, if it began with everything up to `KNOWN`, or `AFTER-READABLE-BEGAN-0` if it began
+/// The text of a cursor is `0` for nothing, and 26 hexadecimal digits for everything up to a sequence. In the middle of a reading it is
+/// `AFTER-READABLE-KNOWN`, each with 26 digits, if the reading began with everything up to `KNOWN`, or `AFTER-READABLE-BEGAN-0` if it began
 /// with nothing. Serde uses the text.
 ///
 /// ```
@@ -62,18 +60,18 @@ pub enum Knowledge {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cursor {
     knowledge: Knowledge,
-    /// What could be read when it began, in the middle of a reading that began with nothing.
+    /// How far the feed was readable when the reading began. Set in the middle of a reading that began with nothing.
     began: Option<Sequence>,
-    /// Everything up to here was read.
+    /// The reader has read everything up to here.
     after: Sequence,
-    /// What could be read at the last page; `None` if the reading is about to begin.
+    /// How far the feed was readable at the last page; `None` if the reading has not begun.
     readable: Option<Sequence>,
 }
 
 /// Where a reader, a subscriber or a consumer starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Start {
-    /// With new rows. Events that were committed before and not yet folded may be delivered.
+    /// With new rows. Events that were committed earlier but not yet folded may be delivered.
     #[default]
     Now,
     /// At this cursor: [`Cursor::BEGINNING`] delivers every database first.
@@ -95,7 +93,7 @@ impl From<Sequence> for Start {
 impl FromStr for Start {
     type Err = Error;
 
-    /// `now`, or the text of a cursor.
+    /// Parses `now`, or the text of a cursor.
     fn from_str(text: &str) -> Result<Self> {
         if text == "now" { Ok(Self::Now) } else { Ok(Self::At(text.parse()?)) }
     }
@@ -107,7 +105,7 @@ impl From<Sequence> for Cursor {
     }
 }
 
-/// The tags of stored cursors. They are stored and never change.
+/// The tags of stored cursors. They never change.
 mod tag {
     /// Nothing is known, and the reading has not begun.
     pub const NOTHING: u8 = 0;
@@ -124,8 +122,8 @@ impl Cursor {
     pub const BEGINNING: Self =
         Self { knowledge: Knowledge::Nothing, began: None, after: Sequence::MIN, readable: None };
 
-    /// The cursor of a reader that knew `knowledge` when it began, and that has read up to `after`, the last page when everything up to
-    /// `readable` could be read. `began` says the same of its beginning, and counts only if it began with nothing.
+    /// The cursor of a reader that knew `knowledge` when it began and has read up to `after`. When its last page was read, the feed was
+    /// readable up to `readable`. `began` is the same for the beginning of the reading, and counts only if the reader began with nothing.
     pub(crate) fn resumed(
         knowledge: Knowledge,
         began: Sequence,
@@ -134,40 +132,40 @@ impl Cursor {
     ) -> Self {
         let readable = Some(readable.max(after));
         match knowledge {
-            // A position within its knowledge says nothing more than the knowledge.
+            // A position within the knowledge adds nothing to it.
             Knowledge::UpTo(known) if after <= known => known.into(),
             Knowledge::UpTo(_) => Self { knowledge, began: None, after, readable },
             Knowledge::Nothing => Self { knowledge, began: Some(began), after, readable },
         }
     }
 
-    /// What was known when the reading began.
+    /// Returns what the reader knew when its reading began.
     pub fn knowledge(&self) -> Knowledge {
         self.knowledge
     }
 
-    /// Whether nothing was known when the reading began.
+    /// Whether the reader knew nothing when its reading began.
     pub fn knew_nothing(&self) -> bool {
         self.knowledge == Knowledge::Nothing
     }
 
-    /// What could be read when the reading began, if it began with nothing; `None` if it is about to begin.
+    /// Returns how far the feed was readable when the reading began, if it began with nothing; `None` if it has not begun.
     pub fn began(&self) -> Option<Sequence> {
         self.began
     }
 
-    /// What could be read at the last page of the reading; `None` if it is about to begin.
+    /// Returns how far the feed was readable at the last page of the reading; `None` if the reading has not begun.
     pub fn readable(&self) -> Option<Sequence> {
         self.readable
     }
 
-    /// Everything up to here was read; [`Sequence::MIN`] if nothing was.
+    /// Returns how far the reader has read; [`Sequence::MIN`] if it has read nothing.
     pub fn position(&self) -> Sequence {
         self.after
     }
 
-    /// The same reader with its reading started over: it receives everything since its beginning again. A reader that
-    /// began with nothing keeps when it began, because it may know databases by now.
+    /// Returns the cursor of the same reader with its reading started over: it receives everything since its beginning again. The cursor of
+    /// a reader that began with nothing still says when it began, because the reader may know databases by now.
     #[must_use]
     pub fn rewound(self) -> Self {
         match self.knowledge {
@@ -176,7 +174,7 @@ impl Cursor {
         }
     }
 
-    /// Whether what happened to a database at `at` is news to this reader.
+    /// Whether an event of a database at `at` is news to this reader.
     pub fn is_news(&self, at: Sequence) -> bool {
         match self.knowledge {
             Knowledge::Nothing => true,
@@ -184,8 +182,8 @@ impl Cursor {
         }
     }
 
-    /// Whether the deletion at `at` of an instance that was replaced is news to this reader. A reader that began with
-    /// nothing cannot know an instance that was gone before its beginning.
+    /// Whether the deletion at `at` of an instance that was replaced is news to this reader. A reader that began with nothing cannot know
+    /// an instance that was gone before it began.
     pub fn is_news_of_replaced(&self, at: Sequence) -> bool {
         match self.knowledge {
             Knowledge::Nothing => self.began.is_some_and(|began| at > began),
@@ -193,7 +191,7 @@ impl Cursor {
         }
     }
 
-    /// The same reader, having read up to `to`.
+    /// Returns the cursor of the same reader after it has read up to `to`.
     pub(crate) fn at(self, to: Sequence) -> Self {
         match self.readable {
             Some(readable) => Self::resumed(self.knowledge, self.began.unwrap_or(readable), to, readable),
@@ -201,13 +199,13 @@ impl Cursor {
         }
     }
 
-    /// The same reader with a page that is read where everything up to `last` can be read.
+    /// Returns the cursor of the same reader while it reads a page of a feed that is readable up to `last`.
     pub(crate) fn begin(self, last: Sequence) -> Self {
         let began = if self.knew_nothing() { self.began.or(Some(last)) } else { None };
         Self { began, readable: Some(last), ..self }
     }
 
-    /// Merges two cursors of one reader: the larger knowledge and the later position.
+    /// Merges two cursors of one reader: takes the larger knowledge and the later position.
     pub(crate) fn joined(self, other: Self) -> Self {
         let (knowledge, after) = (self.knowledge.max(other.knowledge), self.after.max(other.after));
         let (began, readable) = (self.began.max(other.began), self.readable.max(other.readable));
@@ -217,7 +215,7 @@ impl Cursor {
         }
     }
 
-    /// Fails if dropped rows may have reported changes of databases that the reader knows.
+    /// Fails if dropped rows may have reported changes to databases that the reader knows.
     pub(crate) fn check(&self, horizon: Sequence) -> Result<()> {
         let seen = match (self.knowledge, self.began) {
             // The reader cannot miss a deletion from before its beginning.
@@ -228,8 +226,9 @@ impl Cursor {
         if seen < horizon { Err(Error::Expired { horizon }) } else { Ok(()) }
     }
 
-    /// The stored form: a tag (1 byte), then 0, 1 or 3 sequences (13 bytes each): the knowledge, unless it is nothing;
-    /// for a reading that has begun its beginning, if it began with nothing, what could be read at its last page, and its position.
+    /// The stored form: a tag (1 byte), then 0, 1 or 3 sequences (13 bytes each). The first is the knowledge, unless that is nothing. A
+    /// reading that has begun has three: its knowledge or, if it began with nothing, its beginning; how far the feed was readable at its
+    /// last page; its position.
     pub fn to_bytes(&self) -> Vec<u8> {
         let tag = match (self.knowledge, self.readable) {
             (Knowledge::Nothing, None) => tag::NOTHING,
@@ -247,7 +246,7 @@ impl Cursor {
         bytes
     }
 
-    /// The cursor of these bytes. Fails with [`Error::Corrupt`] if they contradict each other.
+    /// Decodes a cursor. Fails with [`Error::Corrupt`] if the bytes are malformed or contradict each other.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("cursor", bytes);
         let cursor = Self::read(&mut reader)?;
@@ -270,7 +269,7 @@ impl Cursor {
         }
     }
 
-    /// [`Cursor::resumed`], unless the parts contradict each other.
+    /// Does the same as [`Cursor::resumed`], or returns `None` if the parts contradict each other.
     fn begun(knowledge: Knowledge, began: Sequence, after: Sequence, readable: Sequence) -> Option<Self> {
         let least = match knowledge {
             Knowledge::Nothing => began,
@@ -304,13 +303,13 @@ impl FromStr for Cursor {
         let malformed = |reason: &str| Error::invalid("cursor", format!("{text:?} {reason}"));
         let (sequences, knew_nothing) = text.strip_suffix("-0").map_or((text, false), |parts| (parts, true));
         let parts: Result<Vec<Sequence>> = sequences.split('-').map(str::parse).collect();
-        match (&parts.map_err(|_| malformed("is no text of a cursor"))?[..], knew_nothing) {
+        match (&parts.map_err(|_| malformed("is not a cursor"))?[..], knew_nothing) {
             (&[known], false) => Ok(known.into()),
             (&[after, readable, first], _) => {
                 let knowledge = if knew_nothing { Knowledge::Nothing } else { Knowledge::UpTo(first) };
                 Self::begun(knowledge, first, after, readable).ok_or_else(|| malformed("contradicts itself"))
             }
-            _ => Err(malformed("is no text of a cursor")),
+            _ => Err(malformed("is not a cursor")),
         }
     }
 }
@@ -344,7 +343,7 @@ mod tests {
     }
 
     proptest! {
-        /// Joining another position never moves a cursor back, and never makes an invalid one.
+        /// Joining never moves a cursor back, and never makes an invalid one.
         #[test]
         fn joined_cursors_go_forward(one in cursors(), other in cursors()) {
             let joined = one.joined(other);

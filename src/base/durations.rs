@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-/// The upper bounds of the counts, in milliseconds. One further count holds everything above the last bound.
+/// The upper bounds of the counts, in milliseconds. One more count is for everything above the last bound.
 const BOUNDS_MS: [u64; 13] = [1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000];
 
 /// A count that only grows.
@@ -40,7 +40,7 @@ impl Durations {
         self.micros.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// The sum in seconds, and the counts each with its upper bound in seconds.
+    /// Returns the sum in seconds, and each count with its upper bound in seconds.
     #[cfg(feature = "http")]
     pub fn snapshot(&self) -> (f64, Vec<(f64, u64)>) {
         let bounds =

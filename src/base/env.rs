@@ -1,8 +1,8 @@
 //! Time and randomness, behind one seam.
 //!
-//! All code that sleeps, measures, jitters or draws asks an [`Env`], so that a run can be replayed from its seed and
-//! tests can pause time. The wall clock is for lag figures, and for the version at which an embedded store begins; no
-//! other decision depends on it.
+//! All code that sleeps, measures time, adds jitter or draws random numbers asks an [`Env`], so that a run can be replayed from its seed
+//! and tests can pause time. The wall clock is for lag figures, and for the version at which an embedded store begins; nothing else depends
+//! on it.
 
 use std::{
     fmt,
@@ -14,24 +14,24 @@ use std::{
 
 use futures_util::future::BoxFuture;
 
-/// The functions of an environment. Implement it to simulate.
+/// The functions of an environment. Implement this trait to simulate one.
 pub trait Environment: Send + Sync + 'static {
     /// Time since an arbitrary start; never goes back.
     fn now(&self) -> Duration;
-    /// Milliseconds since 1970, for figures that people read and for where versions of an embedded store begin.
+    /// Milliseconds since 1970, for figures that people read and for the first version of an embedded store.
     fn wall_ms(&self) -> u64;
     /// 64 random bits.
     fn random(&self) -> u64;
     /// Completes after `duration`.
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
-    /// The clock that measures how long code computes between two of its waits. In a simulation, where computing takes no time, it may move
-    /// by itself.
+    /// The clock that measures how long code computes between two awaits. In a simulation, where computing takes no time, it may advance by
+    /// itself.
     fn computing(&self) -> Duration {
         self.now()
     }
 }
 
-/// A shared handle on the environment of a process, or of a simulated node.
+/// A shared handle to the environment of a process, or of a simulated node.
 #[derive(Clone)]
 pub struct Env(Arc<dyn Environment>);
 
@@ -41,7 +41,7 @@ impl Env {
         Self::new(System { start: tokio::time::Instant::now() })
     }
 
-    /// A handle on `environment`.
+    /// A handle to `environment`.
     pub fn new(environment: impl Environment) -> Self {
         Self(Arc::new(environment))
     }
@@ -51,7 +51,7 @@ impl Env {
         self.0.now()
     }
 
-    /// Milliseconds since 1970, for figures that people read and for where versions of an embedded store begin.
+    /// Milliseconds since 1970, for figures that people read and for the first version of an embedded store.
     pub fn wall_ms(&self) -> u64 {
         self.0.wall_ms()
     }
@@ -61,7 +61,7 @@ impl Env {
         self.0.random()
     }
 
-    /// The output of `future`, and how long it computed: the time within its polls. The time that it waited for others does not count.
+    /// Returns the output of `future`, and how long it computed: the time spent within its polls. Time spent waiting does not count.
     pub(crate) async fn measured<T>(&self, future: impl Future<Output = T>) -> (T, Duration) {
         let mut future = pin!(future);
         let mut computed = Duration::ZERO;
@@ -80,15 +80,15 @@ impl Env {
         (self.random() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A random time between `least` and `most` times `duration`, so that tasks that began together do not stay
-    /// together. [`Duration::MAX`], which means "never", stays so.
+    /// A random time between `least` and `most` times `duration`, so that tasks that began together do not stay in step. [`Duration::MAX`],
+    /// which means "never", stays "never".
     pub(crate) fn spread(&self, duration: Duration, least: f64, most: f64) -> Duration {
         let factor = least + (most - least) * self.random_fraction();
         Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
     }
 
-    /// How much is left of an `interval` that began at `since`. All of [`Duration::MAX`], which means "never", is always left. Code that
-    /// was given an interval asks this, rather than add the interval to a time, which could overflow.
+    /// How much is left of an `interval` that began at `since`. [`Duration::MAX`], which means "never", is returned unchanged. Use this
+    /// instead of adding a given interval to a time, which could overflow.
     #[cfg(feature = "http")]
     pub(crate) fn left_of(&self, interval: Duration, since: Duration) -> Duration {
         if interval == Duration::MAX {
@@ -118,7 +118,7 @@ impl fmt::Debug for Env {
 
 /// The environment of a real process.
 struct System {
-    /// When it was made: the zero of [`Environment::now`].
+    /// When the environment was made: the zero of [`Environment::now`].
     start: tokio::time::Instant,
 }
 

@@ -1,18 +1,18 @@
 //! The one error type of the crate.
 //!
-//! A kind says what the caller can do about it, not which line failed: correct the input, open with other options,
-//! try the transaction again, give up on the store. Sources are kept, so that a log shows the whole chain.
+//! A kind says what the caller can do about it, not which line failed: correct the input, open with other options, try the transaction
+//! again, or give up on the store. Sources are kept, so that a log shows the whole chain.
 //!
-//! Errors of the store carry FoundationDB's numeric codes on every backend, because layers already decide by them.
+//! Errors of the store carry FoundationDB's numeric codes on every backend, because existing layers already base their decisions on them.
 
 use std::{any::Any, path::PathBuf, sync::Arc};
 
 use crate::base::sequence::Sequence;
 
-/// The result of everything in this crate that can fail.
+/// The result of every fallible function in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The message of a panic, for a log.
+/// The message of a panic, for logs.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<String>()
@@ -21,7 +21,7 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("of no text")
 }
 
-/// What went wrong, by what the caller can do about it.
+/// What went wrong. The kinds differ in what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -30,7 +30,7 @@ pub enum Error {
     Invalid {
         /// The argument.
         what: &'static str,
-        /// What is wrong with it and what would be right.
+        /// What is wrong with the argument, and what would be right.
         reason: String,
     },
 
@@ -48,38 +48,38 @@ pub enum Error {
         last: StoreError,
     },
 
-    /// A store cannot be opened. The cause says whether another attempt can help, and the reason what to do.
+    /// The store cannot be opened. The cause says whether another attempt can help, and the reason says what to do.
     #[error("cannot open the store at {}: {reason}", path.display())]
     Open {
         /// The folder, or the cluster file.
         path: PathBuf,
-        /// What can be done about it.
+        /// The kind of cause, by what can be done about it.
         cause: OpenCause,
         /// Why it cannot be opened, and what to do.
         reason: String,
     },
 
-    /// The bus in the store was created with other fixed settings. Open it with the stored ones.
+    /// The bus in the store was created with different fixed settings. Open it with the stored ones.
     #[error("the bus was created with {what} = {stored}, but {requested} was asked for")]
     ConfigMismatch {
         /// The setting.
         what: &'static str,
-        /// Its value in the store.
+        /// The stored value of the setting.
         stored: u64,
-        /// The value of the caller.
+        /// The value that the caller asked for.
         requested: u64,
     },
 
-    /// What is stored has a format of another version of this program. Nothing is damaged, and nothing was changed: use the
-    /// program that has written it, or export with that one and import with this one.
+    /// The stored data has the format of another version of this program. Nothing is damaged, and nothing was changed: use the program that
+    /// wrote it, or export the bus with that program and import it with this one.
     #[error(
-        "{what} has format {found}, and this program knows format {known}: use the program that has written it, or move the bus with \
+        "{what} has format {found}, and this program knows format {known}: use the program that wrote it, or move the bus with \
          its `export` and this program's `import`"
     )]
     OtherFormat {
-        /// What has the format.
+        /// What is stored in that format.
         what: &'static str,
-        /// Its format.
+        /// The stored format.
         found: u16,
         /// The format of this program.
         known: u16,
@@ -94,19 +94,18 @@ pub enum Error {
         reason: String,
     },
 
-    /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. Or
-    /// the position is of another history: an older copy has taken the place of the store, a store in memory began
-    /// again, or a move did not copy as much. List all databases again (read from [`Cursor::BEGINNING`](crate::Cursor::BEGINNING)), and go
-    /// on from there.
+    /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. Or the position belongs
+    /// to another history: the store was replaced by an older copy, a store in memory was started again, or a move did not copy that far.
+    /// List all databases again (read from [`Cursor::BEGINNING`](crate::Cursor::BEGINNING)), and continue from there.
     #[error("the position is expired: rows up to {horizon} may be missed; read again from nothing")]
     Expired {
         /// A position from which a reader misses nothing.
         horizon: Sequence,
     },
 
-    /// The store stands before its own rows: an older state of it was restored, and its incarnation was not raised. Raise it
-    /// ([`Bus::raise_incarnation`](crate::Bus::raise_incarnation)). Until then nothing is folded: new rows would stand before old ones,
-    /// where no reader looks for them.
+    /// The store is older than its own rows: an older state was restored, and the incarnation was not raised. Raise it
+    /// ([`Bus::raise_incarnation`](crate::Bus::raise_incarnation)). Until then nothing is folded: new rows would get positions before the
+    /// old ones, where no reader looks for them.
     #[error(
         "the store is at {store}, before its own rows, which go up to {rows}: an older state was restored; raise its incarnation \
          (`notibus incarnation raise`)"
@@ -114,16 +113,16 @@ pub enum Error {
     OlderThanRows {
         /// The last sequence known to exist.
         rows: Sequence,
-        /// Where the store is.
+        /// The position that the store is at.
         store: Sequence,
     },
 
     /// The feed does not have this shard. Ask the feed for the shards that were live at your position.
-    #[error("the feed has no shard {shard}{}", if *.is_trimmed { " any more: it was closed, and dropped once it was empty" } else { "" })]
+    #[error("the feed has no shard {shard}{}", if *.is_trimmed { ": it was closed, and dropped once it was empty" } else { "" })]
     NoShard {
         /// The id that was asked for.
         shard: u64,
-        /// Whether the shard existed once. A reader that had not read it to its end has missed nothing: it was empty.
+        /// Whether the shard existed once. A reader that had not read it to its end missed nothing: the shard was empty.
         is_trimmed: bool,
     },
 
@@ -134,51 +133,49 @@ pub enum Error {
         feed: String,
     },
 
-    /// There is no such consumer: it was never run, or was deleted.
+    /// There is no such consumer: it never ran, or was deleted.
     #[error("there is no consumer {consumer}")]
     NoConsumer {
-        /// Its name.
+        /// The name of the consumer.
         consumer: String,
     },
 
-    /// Nodes work for the consumer. Stop them first, or force the change: then they go on with the changed consumer.
-    /// Nothing was changed.
+    /// Nodes work for the consumer. Stop them first, or force the change: then they continue with the changed consumer. Nothing was
+    /// changed.
     #[error(
         "{members} nodes work for consumer {consumer}: stop them, wait until crashed ones are removed, or force it"
     )]
     ConsumerInUse {
-        /// Its name.
+        /// The name of the consumer.
         consumer: String,
-        /// How many nodes are members. One that has crashed counts until it is removed.
+        /// How many nodes are members. A crashed node counts until it is removed.
         members: usize,
     },
 
-    /// Nodes of the bus live. Stop them first, or use the option to work beside them where there is one. Nothing was
-    /// changed.
-    #[error("{nodes} nodes of the bus live: stop them first")]
+    /// Nodes of the bus are alive. Stop them first, or use the option to work beside them, if there is one. Nothing was changed.
+    #[error("{nodes} nodes of the bus are alive: stop them first")]
     BusInUse {
-        /// How many nodes were seen alive, or have declared too long an expiry to decide.
+        /// How many nodes were seen alive, or declared an expiry that is too long to wait for a decision.
         nodes: usize,
     },
 
-    /// A bus is being imported under the prefix. Wait until the import has ended. If its process has died, import
-    /// again: that begins from the start.
+    /// A bus is being imported under the prefix. Wait until the import ends. If its process died, import again: the new import begins from
+    /// the start.
     #[error(
-        "a bus is being imported under the prefix {prefix:?}: wait for that; if its process has died, import again"
+        "a bus is being imported under the prefix {prefix:?}: wait for the import to end; if its process died, import again"
     )]
     ImportUnderWay {
         /// The prefix.
         prefix: String,
     },
 
-    /// An earlier transaction, which was thought to have failed, has saved a part of the batch. Return this error
-    /// from the handler: the other rows are delivered again, without that part. Nothing of this transaction was
-    /// committed.
+    /// An earlier transaction, which was thought to have failed, saved a part of the batch. Return this error from the handler: the rest of
+    /// the batch is then delivered again, without that part. Nothing of this transaction was committed.
     #[error(
         "rows up to {stored} were saved by an earlier transaction: return this error, and the rest is delivered again"
     )]
     PartlyDone {
-        /// Everything up to here was worked on.
+        /// The position up to which the batch is done.
         stored: Sequence,
     },
 
@@ -190,13 +187,13 @@ pub enum Error {
         scheme: u16,
     },
 
-    /// A task of a job has failed as often as it may, or panicked. The job has no result: fix the cause, and run it
-    /// again from where it started.
+    /// A task of a job used up its attempts, or panicked. The job has no result: fix the cause, and run the job again from where it
+    /// started.
     #[error("a task{} failed after {attempts} attempts: {source}", shard.map_or(String::new(), |shard| format!(" on shard {shard}")))]
     Task {
-        /// The shard; unknown if the task panicked.
+        /// The shard of the task; unknown if the task panicked.
         shard: Option<u64>,
-        /// How many attempts it had.
+        /// How many attempts the task had.
         attempts: u32,
         /// Why the last attempt failed.
         #[source]
@@ -220,32 +217,28 @@ pub enum Error {
         subscriber: String,
     },
 
-    /// The work was cancelled, or another worker has done it since it began: stop, and write nothing more. Nothing of
-    /// this transaction was committed.
+    /// The work was cancelled, or another worker has done it in the meantime: stop, and write nothing more. Nothing of this transaction was
+    /// committed.
     #[error("the work on {what} was cancelled: stop, and write nothing more for it")]
     Cancelled {
-        /// The object of the work.
+        /// What the work was on.
         what: String,
     },
 
-    /// The bus that this process has opened no longer exists: the store was wiped or restored, or the bus was moved.
-    /// Everything that this process knows of it is void, and waiting does not help: end the process, and open the bus
-    /// again.
+    /// The bus that this process has opened no longer exists: the store was wiped or restored, or the bus was moved. Everything that this
+    /// process knows about it is void, and waiting does not help: end the process, and open the bus again.
     #[error("the bus that was opened no longer exists: {reason}")]
     BusGone {
-        /// What the store has instead.
+        /// What was found in the store instead.
         reason: String,
     },
 
-    /// The store has not answered in time, and the operation was given up. Leases of the process expire by
-    /// themselves.
-    #[error(
-        "gave up {what} after {after:?}, because the store does not answer: what was held expires by itself"
-    )]
+    /// The store did not answer in time, so the operation was abandoned. Leases of the process expire by themselves.
+    #[error("gave up {what} after {after:?}, because the store does not answer: leases expire by themselves")]
     GaveUp {
         /// The operation.
         what: &'static str,
-        /// The time that it waited.
+        /// How long the operation waited.
         after: std::time::Duration,
     },
 
@@ -261,19 +254,19 @@ pub enum Error {
     },
 }
 
-/// Why a store cannot be opened, by what can be done about it.
+/// Why a store cannot be opened. The causes differ in what can be done about them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenCause {
-    /// It is no place for a store, or this user may not use it: name another one, or change its permissions. Another
-    /// attempt does not help.
+    /// The path is not a place for a store, or this user may not use it: choose another path, or change its permissions. Another attempt
+    /// does not help.
     Unusable,
-    /// It is damaged: restore it from a copy. Another attempt does not help.
+    /// The store is damaged: restore it from a copy. Another attempt does not help.
     Damaged,
-    /// Another process, or another handle of this one, has it open: stop that, or wait for its end.
+    /// Another process, or another handle in this process, has the store open: close it there, or wait until it is closed.
     InUse,
-    /// The disk or the operating system has failed: the disk is full or broken, or too many files are open. The store
-    /// can be opened once that is over.
+    /// The disk or the operating system failed: the disk is full or broken, or too many files are open. The store can be opened once that
+    /// is fixed.
     SystemFailed,
     /// The cluster does not answer: wait until it does.
     Unreachable,
@@ -307,7 +300,7 @@ impl Error {
         Self::Corrupt { what, reason: reason.into() }
     }
 
-    /// Names `key`, at which something corrupt is stored. Other errors stay as they are.
+    /// Adds `key`, where the corrupt value is stored, to the message. Other errors stay as they are.
     pub(crate) fn at(self, key: &[u8]) -> Self {
         match self {
             Self::Corrupt { what, reason } => {
@@ -317,13 +310,12 @@ impl Error {
         }
     }
 
-    /// Whether the same transaction, tried again from its start, can succeed.
+    /// Whether the same transaction can succeed if it is tried again from its start.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Store(error) if error.is_retryable())
     }
 
-    /// Whether the transaction may have been committed although it failed. For exhausted retries, this is about the
-    /// last failure only.
+    /// Whether the transaction may have been committed although it failed. For exhausted retries, only the last failure counts.
     pub fn is_maybe_committed(&self) -> bool {
         match self {
             Self::Store(error) | Self::RetriesExhausted { last: error, .. } => error.is_maybe_committed(),
@@ -331,12 +323,12 @@ impl Error {
         }
     }
 
-    /// Whether the store has failed, and not what was asked of it.
+    /// Whether the store failed, as opposed to the request being wrong.
     pub(crate) fn is_of_store(&self) -> bool {
         matches!(self, Self::Store(_) | Self::RetriesExhausted { .. })
     }
 
-    /// FoundationDB's error code, if the store failed.
+    /// Returns FoundationDB's error code, if the store failed.
     pub fn code(&self) -> Option<i32> {
         match self {
             Self::Store(error) | Self::RetriesExhausted { last: error, .. } => Some(error.code()),
@@ -345,7 +337,7 @@ impl Error {
     }
 }
 
-/// A failure of the store, under FoundationDB's code for it.
+/// A failure of the store, with FoundationDB's code for it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{} ({code}){}", self.name(), self.detail.as_ref().map(|d| format!(": {d}")).unwrap_or_default())]
 pub struct StoreError {
@@ -353,7 +345,7 @@ pub struct StoreError {
     code: i32,
     /// What the backend adds, such as the message of the operating system.
     detail: Option<String>,
-    /// Whether trying again cannot help, whatever the code says: the store takes no more writes.
+    /// Whether trying again cannot help, whatever the code says, because the store takes no more writes.
     is_final: bool,
 }
 
@@ -363,7 +355,7 @@ macro_rules! codes {
         impl StoreError {
             $($(#[$doc])* pub const $name: Self = Self { code: $code, detail: None, is_final: false };)*
 
-            /// FoundationDB's name of the code.
+            /// FoundationDB's name for the code.
             pub fn name(&self) -> &'static str {
                 match self.code {
                     $($code => $text,)*
@@ -375,58 +367,57 @@ macro_rules! codes {
 }
 
 codes! {
-    /// The transaction is older than 5 s, or was begun before the window that the store keeps.
+    /// The transaction is older than 5 s, or began before the window that the store keeps.
     TRANSACTION_TOO_OLD = 1007, "transaction_too_old";
-    /// The read version is later than any that the store has given out.
+    /// The read version is later than any that the store has handed out.
     FUTURE_VERSION = 1009, "future_version";
-    /// A key that the transaction read was written since.
+    /// A key that the transaction read has been written since.
     NOT_COMMITTED = 1020, "not_committed";
-    /// The commit may or may not have happened, and is settled by now.
+    /// The commit may or may not have happened; either way, it is settled by now.
     COMMIT_UNKNOWN_RESULT = 1021, "commit_unknown_result";
     /// The transaction was cancelled.
     TRANSACTION_CANCELLED = 1025, "transaction_cancelled";
-    /// The transaction ran into its time limit; its commit may still happen later.
+    /// The transaction exceeded its time limit; its commit may still happen later.
     TRANSACTION_TIMED_OUT = 1031, "transaction_timed_out";
-    /// The client has as many watches as the limit allows.
+    /// The client already has the maximum number of watches.
     TOO_MANY_WATCHES = 1032, "too_many_watches";
-    /// A read would see a versionstamp that is not known before the commit.
+    /// A read would see a versionstamp, which is not known before the commit.
     ACCESSED_UNREADABLE = 1036, "accessed_unreadable";
-    /// The storage process is behind.
+    /// The storage process is lagging behind.
     PROCESS_BEHIND = 1037, "process_behind";
     /// The database is locked.
     DATABASE_LOCKED = 1038, "database_locked";
-    /// The cluster was upgraded; its commit may still happen.
+    /// The cluster was upgraded; the commit of the transaction may still happen.
     CLUSTER_VERSION_CHANGED = 1039, "cluster_version_changed";
-    /// The commit proxy has no memory left for now.
+    /// The commit proxy is out of memory for now.
     COMMIT_PROXY_MEMORY_LIMIT_EXCEEDED = 1042, "commit_proxy_memory_limit_exceeded";
     /// The cluster is too busy for transactions of batch priority.
     BATCH_TRANSACTION_THROTTLED = 1051, "batch_transaction_throttled";
-    /// The proxy that hands out read versions has no memory left for now.
+    /// The proxy that hands out read versions is out of memory for now.
     GRV_PROXY_MEMORY_LIMIT_EXCEEDED = 1078, "grv_proxy_memory_limit_exceeded";
     /// The operation was cancelled, for example a watch whose transaction never committed.
     OPERATION_CANCELLED = 1101, "operation_cancelled";
-    /// The cluster throttles a tag of the transaction.
+    /// The cluster is throttling a tag of the transaction.
     TAG_THROTTLED = 1213, "tag_throttled";
     /// The cluster has throttled a tag of the transaction for too long.
     PROXY_TAG_THROTTLED = 1223, "proxy_tag_throttled";
     /// The disk failed. The store takes no more writes until it is opened again.
     IO_ERROR = 1510, "io_error";
-    /// The disk has no room for the commit, which has not happened. Make room: later commits succeed then. FoundationDB has no such
-    /// code.
+    /// The disk has no room for the commit, which did not happen. Once there is room, later commits succeed. FoundationDB has no such code.
     NO_ROOM = 1599, "no_room";
     /// An operand is malformed, such as a versionstamp offset outside its key.
     CLIENT_INVALID_OPERATION = 2000, "client_invalid_operation";
-    /// The key lies outside the space that layers may use.
+    /// The key is outside the key space that layers may use.
     KEY_OUTSIDE_LEGAL_RANGE = 2004, "key_outside_legal_range";
     /// A range begins after its end.
     INVERTED_RANGE = 2005, "inverted_range";
     /// An option has a value outside its limits.
     INVALID_OPTION_VALUE = 2006, "invalid_option_value";
-    /// The transaction has a read version already.
+    /// The transaction already has a read version.
     READ_VERSION_ALREADY_SET = 2010, "read_version_already_set";
     /// The version is not valid.
     VERSION_INVALID = 2011, "version_invalid";
-    /// The transaction is used although its commit has begun; reset it first.
+    /// The transaction was used after its commit began; reset it first.
     USED_DURING_COMMIT = 2017, "used_during_commit";
     /// A read-only transaction has no commit version and no versionstamp.
     NO_COMMIT_VERSION = 2021, "no_commit_version";
@@ -439,7 +430,7 @@ codes! {
 }
 
 impl StoreError {
-    /// The error of this code.
+    /// The error with this code.
     #[cfg(feature = "foundationdb")]
     pub(crate) fn from_code(code: i32) -> Self {
         Self { code, detail: None, is_final: false }
@@ -450,25 +441,25 @@ impl StoreError {
         self.code
     }
 
-    /// The same code with what the backend adds to it.
+    /// The same error with a detail from the backend.
     pub(crate) fn with_detail(self, detail: impl std::fmt::Display) -> Self {
         Self { detail: Some(detail.to_string()), ..self }
     }
 
-    /// The same failure, of a store that takes no more writes, so that trying again cannot help.
+    /// The same failure, marked as final: the store takes no more writes, so trying again cannot help.
     pub(crate) fn of_failed_store(self) -> Self {
         Self { is_final: true, ..self }
     }
 
-    /// Whether it says that the disk of the store has failed, so that the store takes no more writes until it is opened
-    /// again: the commit that met the failure is [maybe committed](Self::is_maybe_committed), later ones are not.
+    /// Whether the error says that the disk of the store failed, so that the store takes no more writes until it is opened again. The
+    /// commit that hit the failure is [maybe committed](Self::is_maybe_committed); later ones are not.
     #[cfg(feature = "http")]
     pub(crate) fn is_of_failed_disk(&self) -> bool {
         self.code == Self::IO_ERROR.code || (self.is_final && self.is_maybe_committed())
     }
 
-    /// Whether the same transaction, tried again from its start, can succeed: FoundationDB's predicate `RETRYABLE`, unless the
-    /// store takes no more writes ([`Store::failure`](crate::store::Store::failure)).
+    /// Whether the same transaction can succeed if it is tried again from its start: FoundationDB's predicate `RETRYABLE`, unless the store
+    /// takes no more writes ([`Store::failure`](crate::store::Store::failure)).
     pub fn is_retryable(&self) -> bool {
         !self.is_final
             && matches!(
@@ -477,8 +468,8 @@ impl StoreError {
             )
     }
 
-    /// Whether the transaction may have been committed (FoundationDB's predicate `MAYBE_COMMITTED`; with 1031 the
-    /// commit may even still happen).
+    /// Whether the transaction may have been committed (FoundationDB's predicate `MAYBE_COMMITTED`; with 1031 the commit may even happen
+    /// later).
     pub fn is_maybe_committed(&self) -> bool {
         matches!(self.code, 1021 | 1031 | 1039)
     }

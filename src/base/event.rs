@@ -11,7 +11,7 @@ use crate::base::{
     macros::serde_as_text,
 };
 
-/// Fails unless `text` has 1 byte to [`DbName::LEN_MAX`] bytes.
+/// Fails unless `text` has from 1 to [`DbName::LEN_MAX`] bytes.
 fn check_len(what: &'static str, text: &str) -> Result<()> {
     match text.len() {
         0 => Err(Error::invalid(what, "it is empty")),
@@ -36,11 +36,11 @@ fn check_len(what: &'static str, text: &str) -> Result<()> {
 pub struct DbName(Arc<str>);
 
 impl DbName {
-    /// The longest name, in bytes. It is part of keys, where escaping can double its length; keys must stay below the
+    /// The maximum length of a name, in bytes. Names are part of keys, where escaping can double their length, and keys must stay below the
     /// store's limit.
     pub const LEN_MAX: usize = 1_024;
 
-    /// A name; fails if it is empty or too long.
+    /// Makes a name. Fails if `name` is empty or too long.
     pub fn new(name: &str) -> Result<Self> {
         check_len("database name", name)?;
         Ok(Self(name.into()))
@@ -51,7 +51,7 @@ impl DbName {
         &self.0
     }
 
-    /// The text, without a copy of it.
+    /// Returns the text without copying it.
     pub(crate) fn shared(&self) -> Arc<str> {
         Arc::clone(&self.0)
     }
@@ -90,10 +90,10 @@ serde_as_text!(DbName);
 pub struct DdocId(Arc<str>);
 
 impl DdocId {
-    /// The longest id, in bytes: that of a name, for the same reason.
+    /// The maximum length of an id, in bytes: the same as for a name, and for the same reason.
     pub const LEN_MAX: usize = DbName::LEN_MAX;
 
-    /// An id; fails if it is empty or too long.
+    /// Makes an id. Fails if `id` is empty or too long.
     pub fn new(id: &str) -> Result<Self> {
         check_len("design document id", id)?;
         Ok(Self(id.into()))
@@ -126,13 +126,13 @@ serde_as_text!(DdocId);
 pub struct DbInstance(pub [u8; 16]);
 
 impl DbInstance {
-    /// One for a database that is being created: 128 random bits.
+    /// Makes an instance for a database that is being created: 128 random bits.
     #[expect(clippy::new_without_default, reason = "a default would be the same each time")]
     pub fn new() -> Self {
         Self::random(&Env::system())
     }
 
-    /// [`DbInstance::new`] with the random bits of `env`.
+    /// Does the same as [`DbInstance::new`], with random bits from `env`.
     pub(crate) fn random(env: &Env) -> Self {
         let bits = u128::from(env.random()) << 64 | u128::from(env.random());
         Self(bits.to_be_bytes())
@@ -168,18 +168,18 @@ impl fmt::Debug for DbInstance {
 
 serde_as_text!(DbInstance);
 
-/// A database: a name and one creation of it.
+/// A database: a name, and which creation of the name it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Db {
-    /// Its name.
+    /// The name of the database.
     #[serde(rename = "db")]
     pub name: DbName,
-    /// The creation of the name.
+    /// Which creation of the name it is.
     pub instance: DbInstance,
 }
 
 impl Db {
-    /// The creation `instance` of `name`.
+    /// The database `name` as created with `instance`.
     pub fn new(name: DbName, instance: DbInstance) -> Self {
         Self { name, instance }
     }
@@ -199,10 +199,10 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// All kinds, in the order in which they happen to one database.
+    /// All kinds, in the order in which they happen to a database.
     pub const ALL: [Self; 4] = [Self::Created, Self::Updated, Self::DdocUpdated, Self::Deleted];
 
-    /// The kind as it is written in JSON and on the command line.
+    /// Returns the name of the kind in JSON and on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",
@@ -212,7 +212,7 @@ impl EventKind {
         }
     }
 
-    /// One event of this kind.
+    /// Returns counters with one event of this kind.
     pub fn once(self) -> Counters {
         let mut lanes = [0; 4];
         lanes[self as usize] = 1;
@@ -258,7 +258,7 @@ impl Kinds {
     /// Every kind.
     pub const ALL: Self = Self(0b1111);
 
-    /// The set stored as `bits`; fails on bits that are no kind.
+    /// Decodes the set that is stored as `bits`. Fails if a bit stands for no kind.
     pub(crate) fn from_bits(bits: u8) -> Result<Self> {
         if bits & !Self::ALL.0 == 0 {
             Ok(Self(bits))
@@ -267,7 +267,7 @@ impl Kinds {
         }
     }
 
-    /// The bits that are stored.
+    /// Returns the bits to store.
     pub(crate) fn bits(self) -> u8 {
         self.0
     }
@@ -277,7 +277,7 @@ impl Kinds {
         self.0 & (1 << kind as u8) != 0
     }
 
-    /// Whether the sets share a kind.
+    /// Whether the two sets have a kind in common.
     pub fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
@@ -287,12 +287,12 @@ impl Kinds {
         self.0 == 0
     }
 
-    /// The kinds in the set, in the order in which they happen to one database.
+    /// The kinds in the set, in the order in which they happen to a database.
     pub fn iter(self) -> impl Iterator<Item = EventKind> {
         EventKind::ALL.into_iter().filter(move |&kind| self.contains(kind))
     }
 
-    /// The kinds of which `counters` has any.
+    /// The kinds of event that `counters` has at least one of.
     pub(crate) fn counted(counters: &Counters) -> Self {
         let lanes = counters.lanes();
         EventKind::ALL.into_iter().filter(|&kind| lanes[kind as usize] > 0).collect()

@@ -33,11 +33,11 @@ use crate::base::{
 pub struct Filter {
     pub(crate) names: Names,
     kinds: Kinds,
-    /// The wanted design documents; all of them if `None`.
+    /// The wanted design documents; all if `None`.
     pub(crate) ddocs: Option<Arc<BTreeSet<DdocId>>>,
 }
 
-/// What it lets pass, for people.
+/// A human-readable description of what the filter lets pass.
 impl fmt::Display for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.names {
@@ -69,11 +69,11 @@ fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, items: impl Iterator<Item =
     Ok(())
 }
 
-/// One part of a pattern: the names that a text matches.
+/// One part of a pattern: a text, and how names must match it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Atom {
     pub by: MatchedBy,
-    /// The name, its beginning, its end, or a valid glob.
+    /// A name, the beginning or end of names, or a valid glob.
     pub text: Arc<str>,
 }
 
@@ -91,22 +91,22 @@ pub(crate) enum MatchedBy {
     Glob,
 }
 
-/// The key of a pattern: subscribers with equal keys share it.
+/// The key of a pattern. Subscribers with equal keys share a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PatternKey {
-    /// A name is matched if one of these matches it. Sorted and distinct. Without atoms every name is matched.
+    /// The pattern matches a name if one of these atoms does, or if there are no atoms. They are sorted and distinct.
     pub atoms: SmallVec<[Atom; 1]>,
     pub kinds: Kinds,
 }
 
-/// A matcher of the glob `pattern`, as [`Filter::glob`] has it.
+/// Compiles the glob `pattern`, with the syntax and the limits of [`Filter::glob`].
 pub(crate) fn glob_matcher(pattern: &str) -> Result<GlobMatcher> {
     if pattern.len() > Filter::GLOB_LEN_MAX {
         return Err(Error::invalid("glob", format!("it is longer than {} bytes", Filter::GLOB_LEN_MAX)));
     }
     let invalid = |error: globset::Error| Error::invalid("glob", error.to_string());
     let glob = build_glob(pattern).map_err(invalid)?;
-    // A matcher alone would panic if it were too large.
+    // Compiling a matcher that is too large panics. Building a set of it fails instead, so that is done first.
     GlobSet::builder().add(glob.clone()).build().map_err(invalid)?;
     Ok(glob.compile_matcher())
 }
@@ -147,7 +147,7 @@ type Predicate = dyn Fn(&Notification) -> bool + Send + Sync;
 #[derive(Clone)]
 pub(crate) enum Names {
     All,
-    /// Without an allocation of its own, because there are many such.
+    /// One name, without an allocation of its own, because there are many such filters.
     One(DbName),
     Exact(Arc<[DbName]>),
     Affix(Atom),
@@ -156,13 +156,12 @@ pub(crate) enum Names {
     Any(Arc<Set>),
 }
 
-/// A set of filters. Filters of exact names are looked up by name, so that a row costs only the filters that may want
-/// it.
+/// A set of filters. Filters for exact names are looked up by name, so that only the filters that may want a row are checked for it.
 pub(crate) struct Set {
     filters: Arc<[Filter]>,
     places: BTreeMap<DbName, Vec<usize>>,
     others: Vec<usize>,
-    /// All names, if all filters are of exact names.
+    /// All names, if all filters are for exact names.
     exact: Option<Arc<[DbName]>>,
 }
 
@@ -183,7 +182,7 @@ impl Set {
         Self { filters, places, others, exact }
     }
 
-    /// The indices of the filters that want some of these kinds of news of a row.
+    /// The indices of the filters that want news of one of `kinds` in a row.
     pub fn wanting_of(&self, kinds: Kinds, row: &Notification, since: &Cursor) -> Vec<usize> {
         let wants = |place: &usize| self.filters[*place].wanted_news(row, since).intersects(kinds);
         let mut places: Vec<_> = self.wanting(row, since).filter(wants).collect();
@@ -191,7 +190,7 @@ impl Set {
         places
     }
 
-    /// The indices of the filters that want news of a row, for a subscriber that knows everything up to `since`.
+    /// The indices of the filters that want news in a row, for a subscriber that knows everything up to `since`.
     pub fn wanting(&self, row: &Notification, since: &Cursor) -> impl Iterator<Item = usize> {
         let named = self.places.get(row.name.as_str()).map_or(&[][..], Vec::as_slice);
         named.iter().chain(&self.others).copied().filter(move |&place| self.filters[place].passes(row, since))
@@ -199,24 +198,24 @@ impl Set {
 }
 
 impl Filter {
-    /// The most bytes of a glob.
+    /// The maximum length of a glob, in bytes.
     pub const GLOB_LEN_MAX: usize = 1_024;
 
     fn of(names: Names) -> Self {
         Self { names, kinds: Kinds::ALL, ddocs: None }
     }
 
-    /// Every database.
+    /// Wants every database.
     pub fn all() -> Self {
         Self::of(Names::All)
     }
 
-    /// The database `name`.
+    /// Wants the database `name`.
     pub fn name(name: &str) -> Result<Self> {
         Ok(Self::of(Names::One(DbName::new(name)?)))
     }
 
-    /// The databases `names`; at least one.
+    /// Wants the databases `names`; at least one.
     pub fn names(names: impl IntoIterator<Item = DbName>) -> Result<Self> {
         let names: BTreeSet<_> = names.into_iter().collect();
         if names.is_empty() {
@@ -226,49 +225,47 @@ impl Filter {
         Ok(Self::of(if let [name] = &*names { Names::One(name.clone()) } else { Names::Exact(names) }))
     }
 
-    /// Databases whose name starts with `prefix`.
+    /// Wants databases whose names start with `prefix`.
     pub fn prefix(prefix: impl Into<String>) -> Self {
         Self::of(Names::Affix(Atom { by: MatchedBy::Prefix, text: prefix.into().into() }))
     }
 
-    /// Databases whose name ends with `suffix`, such as `/_replicator`.
+    /// Wants databases whose names end with `suffix`, such as `/_replicator`.
     pub fn suffix(suffix: impl Into<String>) -> Self {
         Self::of(Names::Affix(Atom { by: MatchedBy::Suffix, text: suffix.into().into() }))
     }
 
-    /// Databases whose name matches the glob `pattern`: `?` is any character, `*` any number of them (`/` included),
-    /// `[ab]` one of these, `{a,b}` either.
+    /// Wants databases whose names match the glob `pattern`: `?` is any character, `*` any number of characters (`/` included), `[ab]` one
+    /// of those in the brackets, `{a,b}` one of the alternatives.
     ///
-    /// Fails with [`Error::Invalid`] if it is malformed, or too long to be compiled: above 1,024 bytes.
+    /// Fails with [`Error::Invalid`] if the pattern is malformed, too large to be compiled, or longer than 1,024 bytes.
     pub fn glob(pattern: &str) -> Result<Self> {
         Ok(Self::of(Names::Glob(Box::new(glob_matcher(pattern)?))))
     }
 
-    /// Rows for which `predicate` is true. It runs for every row of the feed, so it should be quick; it must not block.
+    /// Wants rows for which `predicate` is true. The predicate runs for every row of the feed, so it should be fast; it must not block.
     pub fn predicate(predicate: impl Fn(&Notification) -> bool + Send + Sync + 'static) -> Self {
         Self::of(Names::Predicate(Arc::new(predicate)))
     }
 
-    /// The databases that one of `filters` wants; at least one filter. Unless one of them is a predicate or wants
-    /// everything, an event of a database that none of them matches costs nothing, whatever their number. A database
-    /// that several filters want is delivered once, and [`Delivery::wanted_by`](crate::Delivery::wanted_by) names
-    /// them.
+    /// Wants the databases that one of `filters` wants; at least one filter. Unless one of them is a predicate or wants everything, an
+    /// event of a database that none of them matches costs nothing, however many filters there are. A database that several filters want is
+    /// delivered once, and [`Delivery::wanted_by`](crate::Delivery::wanted_by) names them.
     ///
-    /// Fails with [`Error::Invalid`] if there is no filter, or if one names design documents: name them for the whole
-    /// set.
+    /// Fails with [`Error::Invalid`] if there is no filter, or if one of them names design documents: name them for the whole set.
     pub fn any(filters: impl IntoIterator<Item = Self>) -> Result<Self> {
         let filters: Arc<[_]> = filters.into_iter().collect();
         if filters.is_empty() {
-            return Err(Error::invalid("filter", "there is none in the set, so it would never match"));
+            return Err(Error::invalid("filter", "the set is empty, so it would never match"));
         }
         if filters.iter().any(|filter| filter.ddocs.is_some()) {
-            let reason = "one in the set names design documents; name them for the whole set";
+            let reason = "a filter in the set names design documents; name them for the whole set";
             return Err(Error::invalid("filter", reason));
         }
         Ok(Self::of(Names::Any(Arc::new(Set::new(filters)))))
     }
 
-    /// Only rows with news of one of these kinds; at least one kind. The news still contain every kind that happened.
+    /// Restricts the filter to rows with news of one of `kinds`; at least one kind. The news still has every kind that happened.
     pub fn kinds(self, kinds: Kinds) -> Result<Self> {
         if kinds.is_empty() {
             return Err(Error::invalid("filter", "it has no kind, so it would never match"));
@@ -276,8 +273,8 @@ impl Filter {
         Ok(Self { kinds, ..self }).and_then(Self::checked)
     }
 
-    /// Of design documents, only those with the ids `ids`; at least one. Other kinds of events are wanted as before.
-    /// A change of a design document that was recorded without its id may be of any document, and is delivered.
+    /// Restricts the filter to design documents with the ids `ids`; at least one. Other kinds of events are wanted as before. A change
+    /// recorded without the id of its design document may be to any of them, so it is delivered.
     ///
     /// Each delivery with changed design documents costs a read, as with
     /// [`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs), which this implies.
@@ -297,8 +294,7 @@ impl Filter {
         Ok(self)
     }
 
-    /// Whether a row has news for a subscriber that knows everything up to `since`. This does not check the ids of
-    /// design documents.
+    /// Whether a row has news for a subscriber that knows everything up to `since`. The ids of design documents are not checked.
     pub(crate) fn passes(&self, row: &Notification, since: &Cursor) -> bool {
         self.matches(row, since) && (self.kinds == Kinds::ALL || self.wanted_news(row, since) != Kinds::NONE)
     }
@@ -317,7 +313,7 @@ impl Filter {
         }
     }
 
-    /// The wanted exact names, in order; `None` if the filter chooses databases by something else.
+    /// The wanted exact names, sorted; `None` if the filter selects databases in another way.
     pub(crate) fn exact(&self) -> Option<&[DbName]> {
         match &self.names {
             Names::One(name) => Some(std::slice::from_ref(name)),
@@ -327,12 +323,12 @@ impl Filter {
         }
     }
 
-    /// Whether it wants every row.
+    /// Whether the filter wants every row.
     pub(crate) fn is_all(&self) -> bool {
         matches!(self.names, Names::All) && self.kinds == Kinds::ALL && self.ddocs.is_none()
     }
 
-    /// Whether a row needs no further check; with `by_pattern`, a row that the pattern matches.
+    /// Whether a row needs no further check. With `by_pattern`, the pattern of the filter has already matched the row.
     pub(crate) fn passes_all(&self, by_pattern: bool) -> bool {
         let passes_names = match self.names {
             Names::All => true,
@@ -349,9 +345,9 @@ impl Filter {
         xxhash_rust::xxh3::xxh3_64(&bytes)
     }
 
-    /// Appends the encoding whose hash is stored, so it never changes: a tag of its names, with the texts or the filters of the set;
-    /// its kinds (1 byte); the ids of its design documents, if it names any, after 1, else 0. Texts, lists and sets begin with their
-    /// length or number (4 bytes, big-endian).
+    /// Appends the encoding of the filter. Its hash is stored, so it never changes: a tag for the names, followed by the texts or the
+    /// filters of the set; the kinds (1 byte); 1 and the ids of design documents if the filter names any, else 0. Texts, lists and sets
+    /// begin with their length (4 bytes, big-endian).
     fn encode(&self, bytes: &mut Vec<u8>) {
         match &self.names {
             Names::All => bytes.push(tag::ALL),
@@ -387,7 +383,7 @@ impl Filter {
         }
     }
 
-    /// The key of the pattern that selects candidate rows. It matches every row if the filter wants all names, or has a predicate.
+    /// The key of the pattern that selects candidate rows. The pattern matches every row if the filter wants all names, or has a predicate.
     pub(crate) fn key(&self) -> PatternKey {
         let mut atoms = BTreeSet::new();
         if self.collect_atoms(&mut atoms) {
@@ -397,7 +393,7 @@ impl Filter {
         }
     }
 
-    /// Adds the atoms of its names; false if it has none.
+    /// Adds the atoms of the names; returns false if the filter has none.
     fn collect_atoms(&self, atoms: &mut BTreeSet<Atom>) -> bool {
         match &self.names {
             Names::All | Names::Predicate(_) => return false,
@@ -412,7 +408,7 @@ impl Filter {
         true
     }
 
-    /// Whether a row has a wanted kind of news besides changed design documents.
+    /// Whether a row has news of a wanted kind other than changed design documents.
     pub(crate) fn wants_besides_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
         self.wanted_news(row, since).iter().any(|kind| kind != EventKind::DdocUpdated)
     }
@@ -433,7 +429,7 @@ impl Filter {
         self.kinds == Kinds::ALL && self.members().iter().all(Self::wants_all_kinds)
     }
 
-    /// The set, if the filter is one, and the kinds that it allows.
+    /// The set and the kinds that it allows, if the filter is a set.
     pub(crate) fn set_and_kinds(&self) -> Option<(Arc<Set>, Kinds)> {
         Some((Arc::clone(self.set()?), self.kinds))
     }
@@ -475,7 +471,7 @@ impl fmt::Debug for Names {
 mod tests {
     use super::*;
 
-    /// Consumers store the hash, so an encoding that changed would have all their members refused.
+    /// Consumers store the hash, so if the encoding changed, all their members would be refused.
     #[test]
     fn golden_bytes() {
         let encoded = |filter: &Filter| {

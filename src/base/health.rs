@@ -1,9 +1,8 @@
-//! [`Health`]: what keeps the roles of a process from their work, and how often that is logged.
+//! [`Health`]: what keeps the roles of a process from working, and how often that is logged.
 //!
-//! A loop that fails tries again, often many times a second, and many loops fail for the same cause: an absent store
-//! fails all of them. So a loop reports its failures here. Each cause is logged once, and then with growing pauses
-//! and a count; all failures of the store are one cause. Present failures are kept, so that `ready` and the status
-//! can name them.
+//! A failing loop tries again, often many times a second, and many loops fail for the same reason: if the store is unavailable, all of them
+//! do. So loops report their failures here. Each cause is logged once, and then with growing pauses and a count; all failures of the store
+//! are one cause. Current failures are kept, so that `ready` and the status can name them.
 
 use std::{
     collections::BTreeMap,
@@ -23,48 +22,48 @@ use crate::base::{env::Env, error::Error, log_throttle::LogThrottle};
 /// The failing work, as the subject of a message, and its partition or zero.
 type FailureKey = (&'static str, u64);
 
-/// A part of the process that ends when the bus that the process has opened no longer exists. A part that holds no
-/// lease would go on otherwise, with whatever stands under the prefix.
+/// A part of the process that ends when the bus that the process has opened no longer exists. A part that holds no lease would otherwise
+/// continue, with whatever is under the prefix by then.
 pub(crate) trait EndsWithBus: Send + Sync {
     /// Ends the part. From now on [`Health::ended`] says why.
     fn end_with_bus(&self);
 }
 
-/// What keeps the roles of a process from their work.
+/// What keeps the roles of a process from working.
 #[derive(Default)]
 pub(crate) struct Health {
-    /// The present failures.
+    /// The current failures.
     troubles: Mutex<BTreeMap<FailureKey, Trouble>>,
-    /// The number of troubles, which can be read without a lock.
+    /// The number of `troubles`, readable without a lock.
     troubled: AtomicUsize,
-    /// Whether trouble was logged since the last time that everything worked.
+    /// Whether a failure has been logged since everything last worked.
     is_said: AtomicBool,
     log: LogThrottle,
     /// Why the process can no longer work, however long it waits.
     ended: OnceLock<Error>,
     /// Wakes everybody who waits for `ended`.
     is_ended: Notify,
-    /// Ends with the bus, unless it has ended before.
+    /// The parts that end with the bus, unless they have ended before.
     ends_with_bus: Mutex<Vec<Weak<dyn EndsWithBus>>>,
-    /// The nodes of this process with their tokens; `None` for a node that has fallen out.
+    /// The nodes of this process with their tokens; `None` for a node that has expired.
     nodes: Mutex<BTreeMap<[u8; 16], Option<[u8; 16]>>>,
 }
 
-/// A failure that is not over.
+/// A failure that persists.
 #[derive(Debug, Clone)]
 pub(crate) struct Trouble {
     /// The failing work.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` reports it"))]
     pub what: &'static str,
-    /// Since when, on the clock of the process.
+    /// Since when the work has been failing, on the clock of the process.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` reports it"))]
     pub since: Duration,
-    /// Its last failure.
+    /// The latest failure.
     pub error: Error,
 }
 
 impl Health {
-    /// `what` has failed at `place`, and is tried again.
+    /// Records that `what` failed at `place`, and will be tried again.
     pub fn failed(&self, env: &Env, what: &'static str, place: u64, error: &Error) {
         let now = env.now();
         let mut troubles = self.troubles.lock();
@@ -79,7 +78,7 @@ impl Health {
         self.complain(env, what, error);
     }
 
-    /// `what` works at `place`, whatever it did before.
+    /// Records that `what` works at `place`, whether or not it failed before.
     pub fn works(&self, what: &'static str, place: u64) {
         if self.troubled.load(Ordering::Relaxed) == 0 {
             return;
@@ -87,38 +86,37 @@ impl Health {
         let mut troubles = self.troubles.lock();
         if troubles.remove(&(what, place)).is_some() {
             self.troubled.store(troubles.len(), Ordering::Relaxed);
-            // A log that has the trouble must also have its end; no other log needs it.
+            // The end of the trouble is logged only if the trouble was.
             if troubles.is_empty() && self.is_said.swap(false, Ordering::Relaxed) {
                 tracing::warn!(what, "works again");
             }
         }
     }
 
-    /// Logs that `what` has failed, unless it was logged lately.
+    /// Logs that `what` failed, unless that was logged recently.
     pub fn complain(&self, env: &Env, what: &'static str, error: &Error) {
         if self.ended().is_some() {
             return;
         }
         let Some(unsaid) = self.log.is_due(env.now(), cause(what, error)) else { return };
         self.is_said.store(true, Ordering::Relaxed);
-        // One line and the number of failures since it are enough.
+        // One line is enough, with the number of failures that were not logged.
         tracing::warn!(what, %error, unsaid, "trouble, trying again");
     }
 
-    /// Whether to log a remark that is no failure: once, and then with growing pauses. Returns how often it was not
-    /// logged.
+    /// Whether to log a remark that is not a failure: once, and then with growing pauses. If so, returns how many times it was not logged.
     pub fn remark(&self, env: &Env, what: &str) -> Option<u64> {
         self.log.is_due(env.now(), what.to_owned())
     }
 
-    /// Logs that `what` has panicked, and begins again: once, and then with growing pauses.
+    /// Logs that `what` panicked and starts again: once, and then with growing pauses.
     pub fn panicked(&self, env: &Env, what: &str, panic: &str) {
         if let Some(unsaid) = self.log.is_due(env.now(), format!("panic of {what}")) {
-            tracing::error!(what, panic, unsaid, "it has panicked, and begins again");
+            tracing::error!(what, panic, unsaid, "it panicked, and starts again");
         }
     }
 
-    /// The present failures, the oldest first.
+    /// The current failures, oldest first.
     #[cfg(feature = "http")]
     pub fn troubles(&self) -> Vec<Trouble> {
         let mut troubles: Vec<_> = self.troubles.lock().values().cloned().collect();
@@ -126,14 +124,14 @@ impl Health {
         troubles
     }
 
-    /// The bus that the process has opened no longer exists, so waiting does not help. It is logged once.
+    /// Records that the bus that the process opened no longer exists, so waiting does not help. This is logged once.
     pub fn end(&self, error: Error) {
         let mut error = Some(error);
         let ended = self.ended.get_or_init(|| error.take().expect("it is taken once"));
         if error.is_none() {
             self.is_ended.notify_waiters();
-            tracing::error!(%ended, "this process cannot work for its bus any more, and its roles end: start it again");
-            // Ending a part wakes tasks of others, so the lock is released first.
+            tracing::error!(%ended, "this process can no longer work for its bus, and its roles end: start it again");
+            // Ending a part wakes tasks of other parts, so the lock is released first.
             let parts = std::mem::take(&mut *self.ends_with_bus.lock());
             for part in parts.iter().filter_map(Weak::upgrade) {
                 part.end_with_bus();
@@ -141,20 +139,20 @@ impl Health {
         }
     }
 
-    /// Ends `part` once the process can no longer work; at once if it cannot already.
+    /// Ends `part` once the process can no longer work, or at once if that is already so.
     pub fn end_with_bus(&self, part: &Arc<impl EndsWithBus + 'static>) {
         let known = Arc::downgrade(part);
         let mut parts = self.ends_with_bus.lock();
         parts.retain(|part| part.strong_count() > 0);
         parts.push(known);
         drop(parts);
-        // The bus may end at this moment. Then the part is ended twice, which changes nothing.
+        // If the bus ends at this moment, the part is ended twice, which is harmless.
         if self.ended().is_some() {
             part.end_with_bus();
         }
     }
 
-    /// Completes when the process cannot work any more.
+    /// Completes when the process can no longer work.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn end_of_work(&self) -> &Error {
         loop {
@@ -166,22 +164,22 @@ impl Health {
         }
     }
 
-    /// Why the process cannot work any more, if it cannot.
+    /// Returns why the process can no longer work; `None` if it still can.
     pub fn ended(&self) -> Option<&Error> {
         self.ended.get()
     }
 
-    /// Node `node` of this process is a member under `token`, or has fallen out.
+    /// Records that `node` of this process is a member under `token`, or has expired.
     pub fn set_membership(&self, node: [u8; 16], token: Option<[u8; 16]>) {
         self.nodes.lock().insert(node, token);
     }
 
-    /// Node `node` of this process has left, or its heartbeat was dropped.
+    /// Records that `node` of this process left, or that its heartbeat was dropped.
     pub fn left(&self, node: [u8; 16]) {
         self.nodes.lock().remove(&node);
     }
 
-    /// The nodes of this process with their tokens; `None` for a node that has fallen out.
+    /// The nodes of this process with their tokens; `None` for a node that has expired.
     #[cfg(feature = "http")]
     pub fn nodes(&self) -> Vec<([u8; 16], Option<[u8; 16]>)> {
         self.nodes.lock().iter().map(|(&node, &token)| (node, token)).collect()
@@ -194,7 +192,7 @@ impl fmt::Debug for Health {
     }
 }
 
-/// The name of a cause. An absent or slow store fails everything, with several codes, and is one cause.
+/// The name of a cause. If the store is unavailable or slow, everything fails, with several codes; all that is one cause.
 fn cause(what: &str, error: &Error) -> String {
     match error {
         error if error.is_of_store() => "store".to_owned(),
@@ -207,7 +205,7 @@ mod tests {
     use super::*;
     use crate::base::error::StoreError;
 
-    /// An absent store fails everything, with several codes: one line is enough.
+    /// If the store is unavailable, everything fails, with several codes: one line is enough.
     #[test]
     fn all_failures_of_the_store_are_one_cause() {
         let of = |error| cause("fold", &Error::Store(error));

@@ -1,39 +1,39 @@
-//! [`LogThrottle`]: what happens again and again is logged once, and then with growing pauses and a count.
+//! [`LogThrottle`]: logs recurring events once, and then with growing pauses and a count.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use parking_lot::Mutex;
 
-/// The pause after the first line of a cause, which doubles with each further one.
+/// The pause after the first line for a cause. It doubles with each further line.
 const PAUSE_MIN: Duration = Duration::from_mins(1);
 
-/// The longest pause between two lines of a cause.
+/// The longest pause between two lines for a cause.
 const PAUSE_MAX: Duration = Duration::from_hours(1);
 
-/// A cause that was not seen for so long is logged as a new one.
+/// A cause that was not seen for this long is logged as a new one.
 const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 
-/// Limit of causes with a line of their own; all others share one.
+/// The maximum number of causes with lines of their own; all others share one cause.
 const CAUSES_MAX: usize = 256;
 
-/// Decides which lines are logged, by their causes.
+/// Decides by their causes which lines are logged.
 #[derive(Debug, Default)]
 pub(crate) struct LogThrottle(Mutex<BTreeMap<String, Cause>>);
 
 #[derive(Debug)]
 struct Cause {
-    /// When it may be logged again.
+    /// When the cause may be logged again.
     due: Duration,
     /// The pause after the next line.
     pause: Duration,
-    /// When it was last seen.
+    /// When the cause was last seen.
     seen: Duration,
-    /// How often it was seen since it was logged.
+    /// How many times the cause was seen since it was last logged.
     unsaid: u64,
 }
 
 impl LogThrottle {
-    /// `cause` is seen at `now`. Returns how often it was seen since its last line if a line is due, which the caller logs.
+    /// Records that `cause` was seen at `now`. If a line is now due, returns how many times it was seen since its last line.
     pub fn is_due(&self, now: Duration, cause: String) -> Option<u64> {
         let mut causes = self.0.lock();
         causes.retain(|_, cause| now.saturating_sub(cause.seen) < FORGOTTEN_AFTER.max(cause.pause));
@@ -55,7 +55,7 @@ impl LogThrottle {
 mod tests {
     use super::*;
 
-    /// A loop once logged each of its failures: 65 lines a second, without end.
+    /// Regression: a loop logged each of its failures, 65 lines a second, without end.
     #[test]
     fn a_cause_is_said_once_and_then_with_growing_pauses() {
         let (throttle, minute) = (LogThrottle::default(), 60);
@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(at(400 * minute), Some(0), "it was forgotten");
     }
 
-    /// Names that somebody else chooses cost no more memory than this.
+    /// Causes can have names chosen by others, so their memory must be bounded.
     #[test]
     fn beyond_its_bound_causes_share_a_line() {
         let throttle = LogThrottle::default();

@@ -1,6 +1,6 @@
-//! [`setters`]: a method for each field of options, so that later versions can add fields; and [`serde_as_text`].
+//! [`setters`]: a setter method for each field of an options type, so that later versions can add fields; and [`serde_as_text`].
 
-/// Implements for options a method for each field, which sets the field.
+/// Implements a setter method for each of the given fields of an options type.
 macro_rules! setters {
     ($options:ident { $($field:ident: $type:ty),* $(,)? }) => {
         impl $options {
@@ -16,7 +16,7 @@ macro_rules! setters {
     };
 }
 
-/// Implements serde for types with `Display` and `FromStr`, so that what a program has kept is checked when it is read again.
+/// Implements serde for types with `Display` and `FromStr`, so that values that a program has stored are checked when it reads them again.
 macro_rules! serde_as_text {
     ($name:ty) => {
         impl serde::Serialize for $name {

@@ -1,6 +1,6 @@
-//! The words of every layer: databases, events, rows, positions and errors; time and randomness; back-off; tasks that end.
+//! The vocabulary of every layer: databases, events, rows, positions and errors; time and randomness; back-off; tasks that end.
 //!
-//! Nothing here knows a store.
+//! Nothing here knows about stores.
 
 pub(crate) mod backoff;
 pub(crate) mod cursor;

@@ -1,8 +1,7 @@
 //! [`Notification`]: the one row that a database has in the feed.
 //!
-//! A reader may come late and see only the newest row, so the row says when each kind of event last happened. From that
-//! and its own cursor a reader derives exactly what is new to it ([`Notification::news_since`]): coalescing loses
-//! nothing.
+//! A reader may come late and see only the newest row, so the row says when each kind of event last happened. From this and from its own
+//! cursor a reader derives exactly what is new to it ([`Notification::news_since`]), so coalescing loses nothing.
 
 use serde::Serialize;
 
@@ -16,24 +15,24 @@ use crate::base::{
 /// The format of stored rows.
 const FORMAT: u8 = 1;
 
-/// The position of a row that is not committed yet. The commit replaces it by the row's own sequence.
+/// The position of a row that is not committed yet. The commit replaces it with the row's own sequence.
 pub(crate) const DRAFT: Sequence = Sequence::MAX;
 
 /// The newest row of a database.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-// In this order, so that what all deliveries read is in one line of the cache.
+// The order of the fields puts everything that each delivery reads into one cache line.
 #[repr(C)]
 pub struct Notification {
     /// The position of the row in the feed.
     #[serde(rename = "seq")]
     pub sequence: Sequence,
-    /// Where the row of the name stood that this one has taken the place of; `None` if there was none.
+    /// The position of the previous row of the name, which this row replaced; `None` if there was none.
     #[serde(skip)]
     pub previous: Option<Sequence>,
     /// The name of the database.
     #[serde(rename = "db")]
     pub name: DbName,
-    /// The creation of the name that the row is about.
+    /// Which creation of the name the row is about.
     pub instance: DbInstance,
     /// What happened to the name since its previous row.
     pub kinds: Kinds,
@@ -41,14 +40,14 @@ pub struct Notification {
     pub totals: Counters,
     /// When the instance was created; `None` for a database that is older than the bus.
     pub created_at: Option<Sequence>,
-    /// When it was last updated, other than by a design document.
+    /// When the database was last updated, other than by a design document.
     pub updated_at: Option<Sequence>,
     /// When a design document was last written or deleted.
     pub ddoc_updated_at: Option<Sequence>,
-    /// When it was deleted; `None` while it lives.
+    /// When the instance was deleted; `None` while it is alive.
     pub deleted_at: Option<Sequence>,
     /// The instance that had the name before: the last one, if there were several between two rows. A reader that knew any of them gets
-    /// `deleted` of this one, so do not keep what you know by instance: keep it by name.
+    /// `deleted` for this one, so key what you store by name, not by instance.
     pub replaced: Option<Replaced>,
     /// The newest transaction that recorded an event, if producers record versionstamps.
     #[serde(skip)]
@@ -57,8 +56,8 @@ pub struct Notification {
     pub written_ms: u64,
 }
 
-/// An instance whose name a later one has taken: the last one before. A reader that knew the name gets `deleted` of it, whichever
-/// instance it knew, so do not keep what you know by instance: keep it by name.
+/// The instance that last had the name before the current one took it. A reader that knew the name gets `deleted` for this instance,
+/// whichever instance it knew, so key what you store by name, not by instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Replaced {
     /// The instance.
@@ -67,25 +66,25 @@ pub struct Replaced {
     pub deleted_at: Sequence,
 }
 
-/// What is new to a reader in a row. A reader that knew the name gets `deleted`, whichever instance that names: keep what you know by
-/// name, not by instance.
+/// What is new to a reader in a row. A reader that knew the name gets `deleted`, whichever instance it knew, so key what you store by name,
+/// not by instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct News {
     instance: DbInstance,
     /// The earlier instance, if its deletion is news.
     replaced: Option<DbInstance>,
-    /// The news of the row's instance.
+    /// The news about the row's instance.
     kinds: Kinds,
 }
 
 impl News {
-    /// The kinds of events that are news, those of the earlier instance included.
+    /// The kinds of events that are news, including those of the earlier instance.
     pub fn kinds(&self) -> Kinds {
         if self.replaced.is_some() { self.kinds | EventKind::Deleted.into() } else { self.kinds }
     }
 
-    /// The news in the order in which they happened: the deletion of the earlier instance, then the news of the row's
-    /// instance. A `deleted` is the deletion of the name, also for a reader that knew another instance than the one beside it.
+    /// The news in the order in which it happened: the deletion of the earlier instance, then the news about the row's instance. A
+    /// `deleted` means that the name was deleted, even if the reader knew an instance other than the one it comes with.
     pub fn iter(&self) -> impl Iterator<Item = (DbInstance, EventKind)> {
         let before = self.replaced.map(|instance| (instance, EventKind::Deleted));
         let instance = self.instance;
@@ -106,8 +105,8 @@ impl Notification {
 
     /// The news for a reader at `cursor`.
     ///
-    /// A name has one living instance: the creation of another one means that all earlier ones are gone. A reader
-    /// that may have known the name gets one deletion, of the last earlier instance, whichever instance it knew.
+    /// A name has one living instance: if a new one was created, all earlier ones are gone. A reader that may have known the name gets one
+    /// deletion, for the last earlier instance, whichever instance it knew.
     pub fn news_since(&self, cursor: impl Into<Cursor>) -> News {
         let cursor = cursor.into();
         let kinds = [
@@ -158,7 +157,7 @@ impl Notification {
         bytes
     }
 
-    /// Appends a position: 0 for none, 1 for the row's own, 2 and the sequence for another.
+    /// Appends a position: 0 for none, 1 for the row's own, 2 and the sequence for any other.
     fn put_position(&self, bytes: &mut Vec<u8>, at: Option<Sequence>) {
         match at {
             None => bytes.push(0),
@@ -170,7 +169,7 @@ impl Notification {
         }
     }
 
-    /// The row stored at `sequence` as `bytes`.
+    /// Decodes the row that is stored as `bytes` at `sequence`.
     pub(crate) fn from_bytes(sequence: Sequence, bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("notification", bytes);
         match reader.u8()? {
@@ -216,7 +215,7 @@ impl Notification {
     }
 }
 
-/// The next position of a row that stands at `sequence`.
+/// Reads the next position stored in the row at `sequence`.
 fn position(reader: &mut Reader<'_>, sequence: Sequence) -> Result<Option<Sequence>> {
     match reader.u8()? {
         0 => Ok(None),

@@ -4,23 +4,22 @@
 //! (2), all big-endian. Its bytes and its text sort in the order of commits, even after a move to another cluster, where versionstamps
 //! start over: a move raises the incarnation by one (CouchDB RFC 003).
 //!
-//! This file has only code that cannot fail, so that errors can name positions. `encoding` reads sequences from bytes
-//! and text.
+//! This file has only code that cannot fail, so that errors can have positions in them. `encoding` reads sequences from bytes and text.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a transaction's versionstamp: commit version (8) and order of the transaction in its batch (2).
+/// The length of a transaction's versionstamp in bytes: commit version (8) and order of the transaction in its batch (2).
 pub(crate) const STAMP_LEN: usize = 10;
 
 pub(crate) const SEQUENCE_LEN: usize = 13;
 
-/// How often the bus has moved to another cluster; the first byte of each sequence.
+/// How many times the bus has moved to another cluster; the first byte of each sequence.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Incarnation(pub u8);
 
-/// When a transaction committed: 10 bytes, big-endian, unique and growing within one cluster.
+/// When a transaction committed: 10 bytes, big-endian, unique and increasing within one cluster.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Versionstamp(pub [u8; STAMP_LEN]);
 
@@ -33,7 +32,7 @@ impl Versionstamp {
         Self(bytes)
     }
 
-    /// Its commit version.
+    /// Returns the commit version.
     pub fn version(&self) -> u64 {
         u64::from_be_bytes(self.0[..8].try_into().expect("a stamp is longer than 8 bytes"))
     }
@@ -60,10 +59,10 @@ impl fmt::Debug for Versionstamp {
 pub struct Sequence([u8; SEQUENCE_LEN]);
 
 impl Sequence {
-    /// Not after any row. It is the beginning of a feed; a [`Cursor`](crate::Cursor) says what a reader knows.
+    /// The position before every row: the beginning of a feed. What a reader knows is in its [`Cursor`](crate::Cursor).
     pub const MIN: Self = Self([0; SEQUENCE_LEN]);
 
-    /// After every row.
+    /// The position after every row.
     pub const MAX: Self = Self([0xff; SEQUENCE_LEN]);
 
     /// The position of row number `order` of the transaction with `stamp`.
@@ -75,7 +74,7 @@ impl Sequence {
         Self(bytes)
     }
 
-    /// The last position that a reader at read version `version` can have seen.
+    /// The last position that a reader at read version `version` can see.
     pub fn last_at(incarnation: Incarnation, version: u64) -> Self {
         Self::new(incarnation, Versionstamp::new(version, u16::MAX), u16::MAX)
     }
@@ -84,12 +83,12 @@ impl Sequence {
         Self(bytes)
     }
 
-    /// Its 13 bytes, which sort as the sequence does.
+    /// Returns the 13 bytes, which sort as sequences do.
     pub fn as_bytes(&self) -> &[u8; SEQUENCE_LEN] {
         &self.0
     }
 
-    /// The position just before this one. Nothing is before the first.
+    /// Returns the position just before this one, or the first position for itself.
     pub(crate) fn before(self) -> Self {
         let mut wide = [0; 16];
         wide[3..].copy_from_slice(&self.0);
@@ -97,7 +96,7 @@ impl Sequence {
         Self(before[3..].try_into().expect("the slice has the length of a sequence"))
     }
 
-    /// How often the bus had moved when the row was written.
+    /// How many times the bus had moved when the row was written.
     pub fn incarnation(&self) -> Incarnation {
         Incarnation(self.0[0])
     }

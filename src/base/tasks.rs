@@ -1,19 +1,19 @@
 //! [`Task`] and [`Tasks`]: tasks that never outlive the task that started them.
 //!
-//! Aborting a task of the runtime only asks it to end. On another thread it may be in the middle of a poll, and goes
-//! on up to its next await while its owner believes that it is gone. Then the task can overtake the owner's clean-up.
-//! Waiting for a tracker (as of `tokio-util`) does not help where a future is dropped, because a drop cannot wait
-//! asynchronously; and futures are cancelled by dropping, at any depth.
+//! Aborting a task of the runtime only asks it to end. On another thread the task may be in the middle of a poll, and runs on until its
+//! next await while its owner believes that it is gone. Its work can then interfere with the owner's clean-up. Waiting for a tracker (like
+//! that of `tokio-util`) does not help when a future is dropped, because a drop cannot wait asynchronously; and futures are cancelled by
+//! dropping, at any depth.
 //!
-//! So the work of a [`Task`] is in a slot that its handle shares. Dropping the handle takes the work out of the slot
-//! and drops it, after waiting for a poll on another thread. Once the drop has returned, the task has
-//! stopped, and so has every [`Task`] that it started.
+//! So the work of a [`Task`] is in a slot that the task shares with its handle. Dropping the handle takes the work out of the slot and
+//! drops it, after waiting for a poll on another thread to end. Once the drop has returned, the task has stopped, and so has every [`Task`]
+//! that it started.
 //!
-//! A poll is short. Work that blocks its thread blocks the drop of the handle for as long. Two tasks must not drop
-//! each other's handles while they are polled. A task that drops its own handle ends with its present poll.
+//! Polls are short. Work that blocks its thread blocks the drop of the handle for as long. Two tasks must not drop each other's handles
+//! while they are polled. A task that drops its own handle ends after the current poll.
 //!
-//! [`supervised`] makes the work of a task begin again after a panic. A task that lasts as long as its role is never
-//! spawned without it: a panic would end it for good, and nothing would show that.
+//! [`supervised`] restarts the work of a task after a panic. A task that lasts as long as its role is never spawned without it: a panic
+//! would end the task for good, and nothing would show that.
 
 use std::{
     fmt,
@@ -38,8 +38,8 @@ use crate::base::{
     error::{Error, panic_text},
 };
 
-/// Runs the work that `make` returns until it ends. After a panic, `panicked` is called with its message, and another
-/// work is made after a pause of [`Backoff::ROLE`].
+/// Runs the work that `make` returns until it ends. After a panic, it calls `panicked` with the message, pauses as [`Backoff::ROLE`] says,
+/// and calls `make` again.
 pub(crate) async fn supervised<W: Future<Output = ()>>(
     env: &Env,
     mut make: impl FnMut() -> W,
@@ -59,7 +59,7 @@ pub(crate) async fn supervised<W: Future<Output = ()>>(
 /// How long each step of a shutdown waits for the store.
 pub(crate) const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
-/// The result of `work` at a shutdown, if the store answers in time: a process ends without it, too.
+/// Runs `work` at a shutdown. Fails if the store does not answer in time; the process ends nevertheless.
 pub(crate) async fn in_time<T>(
     env: &Env,
     what: &'static str,
@@ -68,7 +68,7 @@ pub(crate) async fn in_time<T>(
     within(env, SHUTDOWN_MAX, what, work).await
 }
 
-/// The result of `work`, if it has one after `limit`.
+/// Runs `work`. Fails with [`Error::GaveUp`] if it has no result after `limit`.
 pub(crate) async fn within<T, E: From<Error>>(
     env: &Env,
     limit: Duration,
@@ -82,14 +82,14 @@ pub(crate) async fn within<T, E: From<Error>>(
     }
 }
 
-/// Why a task has ended without a result.
+/// Why a task ended without a result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Ended {
-    /// It was cancelled, or its runtime has ended.
+    /// The task was cancelled, or its runtime ended.
     #[error("it was cancelled")]
     Cancelled,
-    /// It has panicked, with this message.
-    #[error("it has panicked: {0}")]
+    /// The task panicked with this message.
+    #[error("it panicked: {0}")]
     Panicked(String),
 }
 
@@ -98,12 +98,12 @@ pub(crate) type Joined<T> = Result<T, Ended>;
 
 type Work<T> = BoxFuture<'static, T>;
 
-/// The work of a task, until it ends.
+/// Holds the work of a task until the task ends.
 struct Slot<T> {
     /// The work. The lock is held while it is polled.
     work: Mutex<Option<Work<T>>>,
     poller: Mutex<Option<ThreadId>>,
-    /// Whether it has dropped its own handle.
+    /// Whether the task was cancelled, possibly by itself in the middle of a poll.
     is_cancelled: AtomicBool,
 }
 
@@ -129,12 +129,12 @@ impl<T> Slot<T> {
         polled
     }
 
-    /// Records the thread that polls it.
+    /// Records the thread that polls the work.
     fn set_poller(&self, thread: Option<ThreadId>) {
         *self.poller.lock() = thread;
     }
 
-    /// Drops the work, after a poll that is under way.
+    /// Drops the work, after any poll that is under way on another thread.
     fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
         let poller = *self.poller.lock();
@@ -151,7 +151,7 @@ pub(crate) struct Canceller {
     task: AbortHandle,
 }
 
-/// A slot, whatever its work returns.
+/// A slot with any type of result.
 trait Cancel: Send + Sync {
     /// See [`Slot::cancel`].
     fn cancel(&self);
@@ -164,14 +164,14 @@ impl<T: Send> Cancel for Slot<T> {
 }
 
 impl Canceller {
-    /// Ends the task. Once this has returned, nothing of it runs any more, unless the task itself calls this.
+    /// Ends the task. Once this has returned, no part of the task runs, unless the task itself made the call.
     pub fn cancel(&self) {
         self.slot.cancel();
         self.task.abort();
     }
 }
 
-/// A task of the runtime that ends when this is dropped. It is a future of the task's result.
+/// A handle on a task of the runtime. Dropping it ends the task. It is also a future with the task's result.
 #[must_use = "dropping it ends the task"]
 pub(crate) struct Task<T: Send + 'static> {
     number: u64,
@@ -196,7 +196,7 @@ impl<T: Send + 'static> Task<T> {
         Self { number, slot, handle }
     }
 
-    /// A handle that ends it from elsewhere.
+    /// Returns a handle that can end the task from elsewhere.
     pub fn canceller(&self) -> Canceller {
         let slot: Arc<dyn Cancel> = Arc::<Slot<T>>::clone(&self.slot);
         Canceller { slot, task: self.handle.abort_handle() }
@@ -225,13 +225,13 @@ impl<T: Send + 'static> Drop for Task<T> {
     }
 }
 
-/// Tasks that end when this is dropped.
+/// A set of tasks, which end when it is dropped.
 pub(crate) struct Tasks<T: Send + 'static> {
     /// The tasks that have not been joined.
     under_way: FuturesUnordered<Numbered<T>>,
 }
 
-/// A task whose result has its number.
+/// A task that returns its number with its result.
 struct Numbered<T: Send + 'static>(Task<T>);
 
 impl<T: Send + 'static> Future for Numbered<T> {
@@ -248,7 +248,7 @@ impl<T: Send + 'static> Tasks<T> {
         Self { under_way: FuturesUnordered::new() }
     }
 
-    /// Runs `work` as number `number`; returns a handle that ends it.
+    /// Runs `work` as number `number`; returns a handle that can end it.
     pub fn spawn(&self, number: u64, work: impl Future<Output = T> + Send + 'static) -> Canceller {
         let task = Task::numbered(number, work);
         let canceller = task.canceller();
@@ -256,12 +256,12 @@ impl<T: Send + 'static> Tasks<T> {
         canceller
     }
 
-    /// The next task that has ended, with its number; `None` if no task is left. It is cancel safe.
+    /// Waits for the next task to end, and returns its result with its number; `None` if no task is left. Cancel safe.
     pub async fn join_next(&mut self) -> Option<(u64, Joined<T>)> {
         self.under_way.next().await
     }
 
-    /// Ends all of them. Once this has returned, none of them runs any more.
+    /// Ends all tasks. Once this has returned, none of them is running.
     pub fn cancel_all(&mut self) {
         self.under_way = FuturesUnordered::new();
     }
@@ -317,7 +317,7 @@ mod tests {
         let (count, panics) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let make = || {
             let number = count.fetch_add(1, Ordering::Relaxed);
-            // The second one panics while it is made.
+            // The second call panics before it returns any work.
             assert_ne!(number, 1);
             async move { assert_ne!(number, 0) }
         };
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!((count.into_inner(), panics.into_inner()), (3, 2));
     }
 
-    /// An abort would have returned in the middle of the poll.
+    /// Aborting the task would have returned in the middle of the poll.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_poll_that_is_under_way_ends_before_the_drop_returns() {
         let (begun, has_begun) = oneshot::channel();

@@ -48,37 +48,34 @@ use crate::{
     store::{Isolation, RangeRead, Store, Transaction},
 };
 
-/// The pause before the incarnation is read again, if the store did not answer.
+/// The pause before the incarnation is read again if the store did not answer.
 #[cfg(any(feature = "cli", feature = "http"))]
 const RAISED_PAUSE: Duration = Duration::from_secs(1);
 
 /// Options for creating or opening a bus. An existing bus must be opened with the same prefix and number of partitions.
 ///
-/// Options have a method for each field, because later versions may add fields:
-/// `BusOptions::default().prefix(b"events".to_vec())`.
+/// There is a method for each field, because later versions may add fields: `BusOptions::default().prefix(b"events".to_vec())`.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct BusOptions {
-    /// The prefix of all keys of the bus; at most 256 bytes, not starting with `0xff`. Default: `notibus`.
+    /// The prefix of all keys of the bus: at most 256 bytes, not starting with `0xff`. Default: `notibus`.
     pub prefix: Vec<u8>,
-    /// Number of partitions of the counters, 1 to 4,096: the most notifiers that can share the work.
-    /// Default: 64.
+    /// The number of partitions of the counters, 1 to 4,096: the maximum number of notifiers that can share the work. Default: 64.
     pub partitions: u32,
-    /// Number of shards of the feed when the bus is created, 1 to 1,000. An existing feed keeps its own.
-    /// Default: 4.
+    /// The number of shards of the feed when the bus is created, 1 to 1,000. An existing feed keeps its own. Default: 4.
     pub shards: u32,
-    /// The schemes that route ids to shards. Every process that uses the bus needs the same ones. Default: those of this crate.
+    /// The schemes that route ids to shards. Every process that uses the bus needs the same schemes. Default: those of this crate.
     pub schemes: Schemes,
 }
 
 crate::base::macros::setters!(BusOptions { prefix: Vec<u8>, partitions: u32, shards: u32, schemes: Schemes });
 
 impl BusOptions {
-    /// The most partitions.
+    /// The maximum number of partitions.
     pub const PARTITIONS_MAX: u32 = 4_096;
-    /// The most bytes of a prefix.
+    /// The maximum length of a prefix, in bytes.
     pub const PREFIX_LEN_MAX: usize = keys::PREFIX_LEN_MAX;
-    /// The most shards of a feed.
+    /// The maximum number of shards of a feed.
     pub const SHARDS_MAX: u32 = keys::SHARDS_MAX;
 
     /// Fails with [`Error::Invalid`] if an option is outside its limits, as [`Bus::open`] does.
@@ -99,11 +96,11 @@ impl Default for BusOptions {
     }
 }
 
-/// Runs `open`, which opens the bus under `prefix`. The first opening of the bus since its folder was opened removes the
-/// nodes of earlier processes in the same transaction: they are dead, and no node has to wait until they expire.
+/// Runs `open`, which opens the bus under `prefix`. When the bus is opened for the first time since its folder was opened, the same
+/// transaction removes the nodes of earlier processes: they are dead, and no node should have to wait until they expire.
 ///
-/// Nodes join through a bus that was opened, so before the mark there is no living one. A transaction that finds no mark
-/// after it has its read version therefore reads only dead nodes, and conflicts if one joins before its commit.
+/// Nodes join only through an open bus, so before the bus is marked as used there is no living node. If a transaction has its read version
+/// and then finds no mark, it reads only dead nodes, and conflicts if a node joins before its commit.
 async fn opened<T, R>(store: &Store, prefix: &[u8], keys: &Keys, open: impl Fn(Transaction) -> R) -> Result<T>
 where
     R: Future<Output = Result<T>>,
@@ -120,7 +117,7 @@ where
     Ok(opened)
 }
 
-/// The bus in a store, as opened by one process. Clones share it; it starts roles.
+/// The bus in a store, as opened by one process. It starts roles. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Bus {
     context: Arc<Context>,
@@ -130,10 +127,10 @@ pub struct Bus {
 }
 
 impl Bus {
-    /// Opens the bus in `store`, and creates it if there is none under the prefix. Must be called within a tokio runtime.
+    /// Opens the bus in `store`, or creates it if there is none under the prefix. Must be called within a tokio runtime.
     ///
-    /// Fails with [`Error::Invalid`] if an option is out of its limits, with [`Error::ConfigMismatch`] if the bus was created with
-    /// another number of partitions, and with [`Error::ImportUnderWay`] while a bus is being imported under the prefix.
+    /// Fails with [`Error::Invalid`] if an option is outside its limits, with [`Error::ConfigMismatch`] if the bus was created with a
+    /// different number of partitions, and with [`Error::ImportUnderWay`] while a bus is being imported under the prefix.
     pub async fn open(store: &Store, options: BusOptions) -> Result<Self> {
         options.check()?;
         let BusOptions { prefix, partitions, shards, schemes } = options;
@@ -148,7 +145,7 @@ impl Bus {
 
     /// Opens an existing bus in `store` under `prefix`, with its stored options. Must be called within a tokio runtime.
     ///
-    /// Fails with [`Error::Invalid`] if there is none, and with [`Error::ImportUnderWay`] while one is being imported.
+    /// Fails with [`Error::Invalid`] if there is no bus, and with [`Error::ImportUnderWay`] while one is being imported.
     pub async fn open_existing(store: &Store, prefix: &[u8]) -> Result<Self> {
         let keys = Keys::new(prefix)?;
         let config = opened(store, prefix, &keys, async |tx| {
@@ -161,14 +158,14 @@ impl Bus {
         Self::checked(store, keys.clone(), config.await?, Schemes::default()).await
     }
 
-    /// Runs `body` in a transaction of the bus's store and commits it exactly once: as [`Store::run`], but never twice,
-    /// neither after an unknown result nor by another run of the same `key` (1 to 255 bytes), on any node.
+    /// Runs `body` in a transaction of the bus's store and commits it exactly once. This is like [`Store::run`], but never commits twice,
+    /// neither after an unknown commit nor in another run with the same `key` (1 to 255 bytes), on any node.
     ///
-    /// The result is stored under the key, in the same transaction. A later run of the key returns it, and does not call its
-    /// body. Without a key a run draws a random one, which only its own attempts know.
+    /// The result is stored under the key, in the same transaction. A later run with the key returns that result, and does not call its
+    /// body. A run without a key draws a random one, which only its own attempts know.
     ///
-    /// `body` may be called several times, so it should only read and write through the transaction; it must neither commit, cancel
-    /// nor reset it, nor set its read version.
+    /// `body` may be called several times, so it should only read and write through the transaction; it must not commit, cancel or reset
+    /// the transaction, nor set its read version.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -196,17 +193,16 @@ impl Bus {
     ///
     /// # For how long
     ///
-    /// A result of about 40 bytes is kept for at least five minutes, in versions of the store, a million a second; each recovery of a
-    /// cluster uses up 100 s of them. Then the janitor clears it, and a new run of the key calls its body again. A run that has been
-    /// tried for so long that its result may have been cleared fails, with an unknown result.
+    /// A result, of about 40 bytes, is kept for at least five minutes. The time is counted in versions of the store, a million a second, of
+    /// which each recovery of a cluster uses up 100 s. Then the janitor clears the result, and a new run with the key calls its body again.
+    /// A run that was tried for so long that its result may have been cleared fails with an unknown commit.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the key is empty or too long, or its result is no `T`; any error of `body` that is not retryable; and
-    /// [`Error::RetriesExhausted`] at the limits of [`RetryPolicy::default`](crate::store::RetryPolicy). If
-    /// [`Error::is_maybe_committed`], the transaction may have been committed, once; any other error means that it was not, and will
-    /// not be. After `transaction_timed_out` (1031), which is not tried again, the commit may still come, for as long as
-    /// [`Transaction::LIFETIME`].
+    /// [`Error::Invalid`] if the key is empty or too long, or its stored result is not a `T`; any error of `body` that is not retryable;
+    /// and [`Error::RetriesExhausted`] at the limits of [`RetryPolicy::default`](crate::store::RetryPolicy). If
+    /// [`Error::is_maybe_committed`], the transaction may have been committed, once; any other error means that it was not, and will not
+    /// be. After `transaction_timed_out` (1031), which is not tried again, the commit may still happen, within [`Transaction::LIFETIME`].
     ///
     /// # Cancel safety
     ///
@@ -220,18 +216,18 @@ impl Bus {
         exactly_once(&self.context.store, &self.context.keys, key, body).await
     }
 
-    /// The store of the bus.
+    /// Returns the store of the bus.
     pub fn store(&self) -> &Store {
         &self.context.store
     }
 
-    /// How often the bus has moved to another cluster.
+    /// Returns how many times the bus has moved to another cluster.
     pub fn incarnation(&self) -> Incarnation {
         self.context.config.incarnation
     }
 
-    /// The opened bus, which notes whether the store stands before its own rows. It can be opened all the same: it records events and
-    /// says what is wrong, and nothing is folded until the incarnation is raised.
+    /// Makes the opened bus, and notes whether the store is older than its own rows. Such a bus can still be opened: it records events and
+    /// says what is wrong, but nothing is folded until the incarnation is raised.
     async fn checked(store: &Store, keys: Keys, config: Config, schemes: Schemes) -> Result<Self> {
         let bus = Self::new(store, keys, config, schemes);
         let context = &*bus.context;
@@ -242,7 +238,7 @@ impl Bus {
         }
     }
 
-    /// Completes once the incarnation of the bus was raised, by this process or another, so that this one has to open it again. Never
+    /// Completes once this process or another has raised the incarnation of the bus, so that this one has to open the bus again. Never
     /// completes if the bus is gone for another reason.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn raised(&self) {
@@ -278,86 +274,87 @@ impl Bus {
         self.producer_with(ProducerOptions::default()).expect("the default options are valid")
     }
 
-    /// Makes a producer. Fails with [`Error::Invalid`] if an option is out of its limits.
+    /// Makes a producer. Fails with [`Error::Invalid`] if an option is outside its limits.
     pub fn producer_with(&self, options: ProducerOptions) -> Result<Producer> {
         Producer::new(Arc::clone(&self.context), options)
     }
 
-    /// The nodes that have joined and not left, in the order of their ids. Some may have died: [`NodeStatus::is_silent`], which takes two
-    /// looks of this process. Read-only. Fails if the store does not answer within 2 s.
+    /// Returns the nodes that have joined and not left, in the order of their ids. Some may have died: see [`NodeStatus::is_silent`], which
+    /// takes two reads by this process. Writes nothing. Fails if the store does not answer within 2 s.
     pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
         self.seen.nodes().await
     }
 
-    /// Starts a dispatcher in this process. It shares no work, and so needs no node.
+    /// Starts a dispatcher in this process. A dispatcher shares no work, so it needs no node.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         Ok(self.suspended_dispatcher(options).await?.resume())
     }
 
-    /// Makes a suspended dispatcher at the end of the feed: the caller resumes it, or pushes the rows.
+    /// Makes a suspended dispatcher at the end of the feed: the caller resumes it, or pushes rows into it.
     pub async fn suspended_dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         let start = self.feed().now().await?;
         Dispatcher::suspended(Arc::clone(&self.context), options, start)
     }
 
-    /// The changes feeds of the databases' documents, with a producer with default options.
+    /// Returns the changes feeds of the databases' documents, with a producer that has the default options.
     pub fn changes(&self) -> Changes {
         self.changes_with(self.producer())
     }
 
-    /// The changes feeds of the databases' documents; `producer` records the events of the databases.
+    /// Returns the changes feeds of the databases' documents; `producer` records the events of the databases.
     pub fn changes_with(&self, producer: Producer) -> Changes {
         Changes::new(Arc::clone(&self.context), producer)
     }
 
-    /// The notification feed, for direct reads.
+    /// Returns the notification feed, for direct reads.
     pub fn feed(&self) -> NotificationFeed {
         NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone())
     }
 
-    /// The consumer `name` as a whole, whether it exists or not. Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
+    /// Returns a handle to the consumer `name` as a whole, whether or not it exists. Fails with [`Error::Invalid`] if the name is empty or
+    /// longer than 256 bytes.
     pub fn consumer(&self, name: &str) -> Result<ConsumerHandle> {
         ConsumerHandle::new(&self.context, name)
     }
 
-    /// The state of all consumers, in the order of their names. Fails if the store does not answer within a few seconds.
+    /// Returns the state of all consumers, in the order of their names. Fails if the store does not answer within a few seconds.
     pub async fn consumers(&self) -> Result<Vec<ConsumerStatus>> {
         self.seen.all_of_consumers().await
     }
 
-    /// What is known of the bus, with parts that were read less than `age_max` ago.
+    /// Returns what is known about the bus, with parts that were read less than `age_max` ago.
     pub(crate) async fn snapshot(&self, age_max: Duration) -> Snapshot {
         Box::pin(self.seen.snapshot(age_max)).await
     }
 
-    /// Reads the recorded events that are not folded yet. It counts about [`Backlog::ROWS_MAX`] rows, from the lowest partition on. Fails if
-    /// the store does not answer within 2 s.
+    /// Reads the recorded events that are not folded yet. It counts about [`Backlog::ROWS_MAX`] rows, beginning with the lowest partition.
+    /// Fails if the store does not answer within 2 s.
     pub async fn backlog(&self) -> Result<Backlog> {
         let now = Duration::ZERO;
         let (backlog, ages) = tokio::try_join!(self.seen.backlog(now), self.seen.ages(now))?;
         Ok(backlog.aged(&ages))
     }
 
-    /// Whether no recorded event waits to be folded. Reads at most one key.
+    /// Whether no recorded event is waiting to be folded. Reads at most one key.
     pub async fn is_drained(&self) -> Result<bool> {
         let Context { store, keys, config, .. } = &*self.context;
         let waiting = &RangeRead::new(keys.drains(Partition(0), Partition(config.partitions - 1))).limit(1);
         store.run(async |tx| Ok(tx.get_range(waiting, Isolation::Snapshot).await?.rows.is_empty())).await
     }
 
-    /// The last rows of counters and feeds that this process has met and cannot decode, the newest last: damaged ones, and those of a
-    /// later version of the program. Readers have skipped them. At most 20 are kept; [`StatsSnapshot::rows_skipped`] counts all.
+    /// Returns the last rows of counters and feeds that this process came across and cannot decode, newest last: damaged rows, and rows of
+    /// a later version of the program. Readers have skipped them. At most 20 are kept; [`StatsSnapshot::rows_skipped`] counts all.
     pub fn skipped_rows(&self) -> Vec<SkippedRow> {
         self.context.skipped.rows()
     }
 
-    /// What the roles of this process have done since the bus was opened.
+    /// Returns what the roles of this process have done since the bus was opened.
     pub fn stats(&self) -> StatsSnapshot {
         self.context.stats.snapshot()
     }
 }
 
-/// Reads the configuration, or creates the bus with the configuration of `new` and this topology.
+/// Reads the configuration, or creates the bus with the configuration in `new` and this topology.
 async fn open_config(tx: &Transaction, new: &Context, topology: &NewTopology) -> Result<Config> {
     let key = new.keys.config();
     if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {
@@ -374,8 +371,8 @@ async fn open_config(tx: &Transaction, new: &Context, topology: &NewTopology) ->
     relocation::check_no_import(tx, &new.keys).await?;
     RawFeed::notifications(new).create(tx, topology).await?;
     tx.set(&key, &new.config.to_bytes());
-    // A storage server of a cluster reads every watched key up to the next one that exists whenever counters are cleared. Doorbells
-    // that never rang do not exist; this one comes before all others.
+    // Whenever counters are cleared, a storage server of a cluster reads every watched key up to the next key that exists. Doorbells that
+    // never rang do not exist, so this one, which comes before all others, is created.
     tx.set(&new.keys.doorbell(Partition(0)), &0_u64.to_le_bytes());
     Ok(new.config)
 }

@@ -1,8 +1,8 @@
-//! Readiness: whether an event that is recorded now would be delivered, derived from facts.
+//! Readiness: whether an event recorded now would be delivered, derived from facts.
 //!
-//! The store answers, the process's nodes are members, each partition has a living owner, the oldest event that waits to be folded is
-//! young, and the tail stands where the feed ends. It reads parts of the [snapshot](super::snapshot) on which the work of the process depends.
-//! An answer alone proves nothing: a cluster returns read versions while its storage is away, and a store that was wiped answers every read.
+//! The store answers, the process's nodes are members, each partition has a living owner, the oldest event in the backlog is young, and the
+//! tail is at the end of the feed. These facts come from the parts of the [snapshot](super::snapshot) that the work of the process needs.
+//! An answer alone proves nothing: a cluster returns read versions while its storage is away, and a wiped store answers every read.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -15,36 +15,36 @@ use crate::{
 
 const READINESS: &str = "readiness";
 
-/// The age from which events that wait to be folded are no longer young. Others need some of it to take over from a dead notifier.
+/// The age up to which events that wait to be folded are young. Taking over from a dead notifier needs some of this time.
 const YOUNG_MAX: Duration = Duration::from_secs(10);
 
-/// How long the tail may be behind.
+/// How long the tail may lag behind.
 const TAIL_LAG_MAX: Duration = Duration::from_secs(3);
 
-/// Why an event that is recorded now might not be delivered.
+/// Why an event recorded now might not be delivered.
 #[derive(Debug, Clone)]
 pub(crate) enum Unready {
     /// The store takes no more writes.
     Failed(Error),
-    /// The bus does not exist any more, or is another one.
+    /// The bus no longer exists, or is another one.
     Gone(String),
-    /// The store stands before its own rows.
+    /// The store is older than its own rows.
     Older(Error),
     /// The disk of the store is full.
     NoRoom(Error),
     /// The store is locked.
     Locked,
-    /// The store does not answer; with its last error, if any.
+    /// The store does not answer. With its last error, if there was one.
     Away(Option<StoreError>),
     /// The bus's own data cannot be read.
     Unreadable(Error),
     /// A node of the process has expired and was removed.
     FallenOut,
-    /// No living notifier owns these partitions.
+    /// These partitions have no living notifier as their owner.
     Unowned(BTreeSet<u32>),
-    /// Events of these partitions wait to be folded, the oldest for this long; and what fails in this process.
+    /// Events in these partitions wait to be folded, the oldest for this long. The text says what fails in this process.
     Waiting(BTreeSet<u32>, Duration, String),
-    /// The tail has not reached an end of the feed for this long; and what fails in this process.
+    /// The tail has not reached an end of the feed for this long. The text says what fails in this process.
     Behind(Duration, String),
 }
 
@@ -88,10 +88,7 @@ impl fmt::Display for Unready {
         match self {
             Self::Failed(error) => write!(f, "The store takes no more writes: {error}."),
             Self::Gone(reason) => {
-                write!(
-                    f,
-                    "The bus that this process opened does not exist any more: {reason}. Restart the process."
-                )
+                write!(f, "The bus that this process opened no longer exists: {reason}. Restart the process.")
             }
             Self::Older(error) => write!(f, "Nothing is folded: {error}."),
             Self::NoRoom(error) => write!(f, "The disk of the store is full: make room ({error})."),
@@ -125,7 +122,7 @@ impl fmt::Display for Unready {
 }
 
 impl Bus {
-    /// Why this process can never work again, so that only a restart helps; `None` if it can.
+    /// Returns why this process can never work again, so that only a restart helps; `None` if it can.
     pub(crate) fn permanent_failure(&self) -> Option<Unready> {
         if let Some(error) = self.context.store.failure() {
             return Some(Unready::Failed(error));
@@ -136,15 +133,15 @@ impl Bus {
         })
     }
 
-    /// Why nothing is folded although the process works and a restart does not help, as far as it has read.
+    /// Returns why nothing is folded although the process works and a restart does not help, as far as the process has read.
     pub(crate) fn trouble_of_history(&self) -> Option<Unready> {
         let troubles = self.context.stats.health.troubles();
         let mut errors = troubles.into_iter().map(|trouble| trouble.error);
         errors.find(|error| matches!(error, Error::OlderThanRows { .. })).map(Unready::Older)
     }
 
-    /// Whether an event that is recorded now would be folded by living notifiers, and delivered by `dispatcher`, as far as
-    /// this process has read. The error is the cause.
+    /// Whether living notifiers would fold an event recorded now, and `dispatcher` would deliver it, as far as this process knows. The
+    /// error says why not.
     pub(crate) async fn readiness(&self, dispatcher: &Dispatcher) -> Result<(), Unready> {
         let context = &*self.context;
         if let Some(unready) = self.permanent_failure() {
@@ -185,7 +182,7 @@ impl Bus {
         Ok(())
     }
 
-    /// Why the store has not answered a part.
+    /// Converts the error with which the store did not answer a part.
     fn unanswered(&self, error: Error) -> Unready {
         match error {
             Error::BusGone { reason } => Unready::Gone(reason),
@@ -205,7 +202,7 @@ impl Bus {
         }
     }
 
-    /// What fails in this process and is tried again, as a sentence; empty if nothing does.
+    /// Returns a sentence about what fails in this process and is tried again; empty if nothing does.
     fn failing(&self) -> String {
         let troubles = self.context.stats.health.troubles();
         let named: BTreeSet<_> =
@@ -217,7 +214,7 @@ impl Bus {
     }
 }
 
-/// Numbers in order, as ranges of the first and the last.
+/// Formats numbers in order, as ranges from the first to the last of each run.
 fn ranges(numbers: &BTreeSet<u32>) -> String {
     let numbers: Vec<_> = numbers.iter().copied().collect();
     let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {

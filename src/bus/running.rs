@@ -1,4 +1,4 @@
-//! [`Node`]: a process that shares the work of a bus; and [`NodeHandle`]: one handle on all of its roles.
+//! [`Node`]: a process that shares the work of a bus; and [`NodeHandle`]: one handle to all of its roles.
 
 #[cfg(any(feature = "cli", feature = "http"))]
 use std::io;
@@ -27,14 +27,14 @@ use crate::{
     },
 };
 
-/// A process that shares the work of a bus, under one id and with one heartbeat, whatever its roles.
+/// A process that shares the work of a bus. It has one id and one heartbeat, whatever its roles.
 ///
-/// Work is divided evenly among the nodes that have the role for it, and again whenever one comes or goes. If a node shows no
-/// heartbeat for [`NodeOptions::expiry`](crate::NodeOptions::expiry), others take it for dead and take over its
-/// leases. If it was only paused, it notices that, gives everything up and joins again.
+/// Work is divided evenly among the nodes that have the role for it, and divided again whenever one comes or goes. If a node shows no
+/// heartbeat for [`NodeOptions::expiry`](crate::NodeOptions::expiry), others consider it dead and take over its leases. If it was only
+/// paused, it notices that, gives up everything and joins again.
 ///
-/// Its clones and its roles are handles on the same node. The heartbeat goes on while one of them exists. [`Node::shutdown`] leaves
-/// at once, and so does the shutdown of a role if nothing else is left of the node.
+/// Clones and roles are handles to the same node. The heartbeat continues while one of them exists. [`Node::shutdown`] leaves the bus at
+/// once, and so does the shutdown of a role if no other handle is left.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -61,30 +61,30 @@ impl Node {
         Self { context, member }
     }
 
-    /// The id of the node.
+    /// Returns the id of the node.
     pub fn id(&self) -> NodeId {
         self.member.id()
     }
 
-    /// Starts the notifier of the node; there can be one. It takes its share of the partitions.
+    /// Starts the notifier of the node; a node can have one. It takes its share of the partitions.
     pub async fn notifier(&self, options: NotifierOptions) -> Result<Notifier> {
         Notifier::start(&self.context, &self.member, options).await
     }
 
-    /// Starts the janitor of the node; there can be one. One of all janitors of the bus works at a time.
+    /// Starts the janitor of the node; a node can have one. Only one janitor of the bus works at a time.
     pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
         Janitor::start(&self.context, &self.member, options).await
     }
 
-    /// A member of the consumer `name`, which this node is to run. Fails with [`Error::Invalid`](crate::Error::Invalid) if the name is
-    /// empty or longer than 256 bytes.
+    /// Returns a builder for a member of the consumer `name` on this node. Fails with [`Error::Invalid`](crate::Error::Invalid) if the name
+    /// is empty or longer than 256 bytes.
     pub fn consumer(&self, name: &str) -> Result<ConsumerBuilder<Notification>> {
         ConsumerBuilder::new(&self.context, &self.member, name)
     }
 
-    /// Lists a role that shares no work, such as [`Role::DISPATCHER`] and [`Role::HTTP`], in
-    /// [`Bus::nodes`](super::Bus::nodes). Fails with [`Error::Invalid`](crate::Error::Invalid) if it is listed already, or is the role of a
-    /// notifier, a janitor or a consumer: work would be assigned to a node that does none.
+    /// Lists a role that shares no work, such as [`Role::DISPATCHER`] and [`Role::HTTP`], in [`Bus::nodes`](super::Bus::nodes). Fails with
+    /// [`Error::Invalid`](crate::Error::Invalid) if the role is already listed, or is that of a notifier, a janitor or a consumer: work
+    /// would be assigned to a node that does none.
     pub async fn announce(&self, role: Role) -> Result<RoleGuard> {
         if role.shares_work() {
             return Err(Error::invalid(
@@ -95,14 +95,14 @@ impl Node {
         self.member.enter(role).await
     }
 
-    /// Ends the shared work of the node, releases all its leases, and leaves the nodes of the bus.
-    /// This ends its roles that share work; they may be shut down as well.
+    /// Ends the shared work of the node, releases all its leases, and leaves the nodes of the bus. This ends the roles that share work;
+    /// they may also be shut down separately.
     pub async fn shutdown(self) -> Result<()> {
         self.member.leave().await
     }
 }
 
-/// The roles of a process, and their options. By default a node has all roles, each with its defaults.
+/// The roles of a process, and their options. By default a node has all roles, with their default options.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StartOptions {
@@ -110,11 +110,11 @@ pub struct StartOptions {
     pub node: NodeOptions,
     /// Options of the dispatcher.
     pub dispatcher: DispatcherOptions,
-    /// Options of the notifier; `None` leaves folding to other nodes. Default: with the default options.
+    /// Options of the notifier; `None` leaves folding to other nodes. Default: the default options.
     pub notifier: Option<NotifierOptions>,
-    /// Options of the janitor; `None` leaves cleaning to other nodes. Default: with the default options.
+    /// Options of the janitor; `None` leaves cleaning to other nodes. Default: the default options.
     pub janitor: Option<JanitorOptions>,
-    /// The most time that [`NodeHandle::shutdown`] takes: one half for feeds, connections and subscribers, which are cut off after it, and
+    /// The maximum time that [`NodeHandle::shutdown`] takes: one half for feeds, connections and subscribers, which are then cut off, and
     /// one half for leaving the bus. [`Duration::MAX`] sets no limit. Default: 10 s.
     pub shutdown_timeout: Duration,
 }
@@ -143,12 +143,12 @@ impl StartOptions {
     }
 }
 
-/// Ends a part that serves clients on top of the roles, and has to end before them.
+/// Ends a part that serves clients on top of the roles, and so must end before them.
 pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 
 /// The running roles of a process.
 ///
-/// Dropping it stops all of them at once, and other nodes take over when this one has expired. [`NodeHandle::shutdown`] ends them in
+/// Dropping the handle stops all roles at once, and other nodes take over once this one has expired. [`NodeHandle::shutdown`] ends them in
 /// order and releases their leases.
 ///
 /// ```
@@ -169,7 +169,7 @@ pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 /// ```
 #[must_use = "dropping it stops all roles: nothing is delivered any more"]
 pub struct NodeHandle {
-    /// Ends what serves clients, in this order.
+    /// The endings of the parts that serve clients, in this order.
     endings: Mutex<Vec<Ending>>,
     dispatcher: Dispatcher,
     listed: RoleGuard,
@@ -181,20 +181,20 @@ pub struct NodeHandle {
 }
 
 impl Bus {
-    /// Joins the nodes of the bus. Each call makes another node. A process needs one; it starts its roles from it.
+    /// Joins the nodes of the bus. Each call makes another node. A process needs one, from which it starts its roles.
     ///
-    /// Fails with [`Error::Invalid`] if an option is out of its limits, or another living process has the same id. If that
-    /// process may be dead, it waits until that is certain.
+    /// Fails with [`Error::Invalid`] if an option is outside its limits, or another living process has the same id. If that process may be
+    /// dead, the call waits until that is certain.
     pub async fn node(&self, options: NodeOptions) -> Result<Node> {
         let Context { store, keys, config, stats, polls, nodes_seen, .. } = &*self.context;
         let member = Member::join(store, keys, Some(*config), (stats, polls, nodes_seen), options).await?;
         Ok(Node::new(Arc::clone(&self.context), member))
     }
 
-    /// Starts the roles of a process, as a node of its own. One handle ends them in order. To have handles on single roles,
-    /// start them from [`Bus::node`] and [`Bus::dispatcher`].
+    /// Starts the roles of a process, as a node of their own. One handle ends them in order. For handles to single roles, start them from
+    /// [`Bus::node`] and [`Bus::dispatcher`].
     ///
-    /// Fails with [`Error::Invalid`] if an option is out of its limits, and as [`Bus::node`] does.
+    /// Fails with [`Error::Invalid`] if an option is outside its limits, and as [`Bus::node`] does.
     pub async fn start(&self, roles: StartOptions) -> Result<NodeHandle> {
         NodeHandle::start(self, roles).await
     }
@@ -223,56 +223,56 @@ impl NodeHandle {
                 Ok(Self { endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout })
             }
             Err(error) => {
-                // The first failure is returned; a node that cannot leave expires.
+                // The first failure is returned; a node that cannot leave will expire.
                 drop(node.shutdown().await);
                 Err(error)
             }
         }
     }
 
-    /// The bus.
+    /// Returns the bus.
     pub fn bus(&self) -> &Bus {
         &self.bus
     }
 
-    /// The node, for further roles.
+    /// Returns the node, for further roles.
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    /// A member of the consumer `name`, which this process is to run. Fails with [`Error::Invalid`] if the name is empty or longer than 256
-    /// bytes.
+    /// Returns a builder for a member of the consumer `name` in this process. Fails with [`Error::Invalid`] if the name is empty or longer
+    /// than 256 bytes.
     pub fn consumer(&self, name: &str) -> Result<ConsumerBuilder<Notification>> {
         self.node.consumer(name)
     }
 
-    /// The dispatcher, which starts subscribers and mirrors.
+    /// Returns the dispatcher, which starts subscribers and mirrors.
     pub fn dispatcher(&self) -> &Dispatcher {
         &self.dispatcher
     }
 
-    /// The notifier, if the process has one.
+    /// Returns the notifier, if the process has one.
     pub fn notifier(&self) -> Option<&Notifier> {
         self.notifier.as_ref()
     }
 
-    /// The changes feeds of the databases' documents.
+    /// Returns the changes feeds of the databases' documents.
     pub fn changes(&self) -> Changes {
         self.bus.changes()
     }
 
-    /// Calls `ending` before the roles end, after endings that were added before.
+    /// Has `ending` called before the roles end, after the endings that were added earlier.
     #[cfg(feature = "http")]
     pub(crate) fn end_first(&self, ending: Ending) {
         self.endings.lock().push(ending);
     }
 
     /// Ends everything in order: feeds with their last lines, connections, subscribers, then the work that is shared with other nodes. It
-    /// releases the leases, so that other nodes take over at once. When it returns, nothing of the bus runs any more: streams end, however
-    /// much waits for them, and their cursors cover what was delivered.
+    /// releases the leases, so that other nodes take over at once. When it returns, no part of the bus is running: streams have ended,
+    /// however much is waiting for them, and their cursors cover what was delivered.
     ///
-    /// Fails with [`Error::GaveUp`] if a part takes longer than [`StartOptions::shutdown_timeout`] allows, and with the failure of the
-    /// store. After a failure the rest is ended as well.
+    /// Fails with [`Error::GaveUp`] if a part takes longer than [`StartOptions::shutdown_timeout`] allows, and with any error of the store.
+    /// After a failure the other parts are ended as well.
     pub async fn shutdown(self) -> Result<()> {
         let Self { endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout } = self;
         let half = shutdown_timeout / 2;
@@ -292,24 +292,24 @@ impl NodeHandle {
             dispatcher.shutdown().await;
             Ok(())
         };
-        let closed = within("closing feeds and connections, which are cut off", Box::pin(close)).await;
-        // Even if these were cut off, leave in order, so that other nodes need not wait until this one expires.
+        let closed = within("closing feeds and connections, which were cut off", Box::pin(close)).await;
+        // Even if feeds or connections were cut off, leave in order, so that other nodes need not wait until this one expires.
         let leave = async { tokio::join!(node.shutdown(), subscriptions.cut_off()).0 };
         let left = within("leaving the nodes of the bus", Box::pin(leave)).await;
         drop((listed, notifier, janitor));
         closed.and(left)
     }
 
-    /// Runs until an interrupt or a request to terminate, or until the store takes no more writes; then
-    /// does the same as [`NodeHandle::shutdown`]. A second signal ends it at once, as dropping it would.
+    /// Runs until the process is interrupted or asked to terminate, or until the store takes no more writes, and then does the same as
+    /// [`NodeHandle::shutdown`]. A second signal ends the roles at once, as dropping the handle would.
     ///
-    /// Fails with the failure of the store, with [`Error::Io`] if signals cannot be received, and as [`NodeHandle::shutdown`] does.
+    /// Fails with the error of a failed store, with [`Error::Io`] if signals cannot be received, and as [`NodeHandle::shutdown`] does.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn shutdown_on_signal(self) -> Result<()> {
         self.shutdown_on_signal_or(std::future::pending()).await
     }
 
-    /// As [`NodeHandle::shutdown_on_signal`], but also ends when `end` completes.
+    /// Does the same as [`NodeHandle::shutdown_on_signal`], but also ends when `end` completes.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn shutdown_on_signal_or(self, end: impl Future<Output = ()>) -> Result<()> {
         let failed = |error| Error::Io { what: "signals", source: Arc::new(error) };
@@ -325,7 +325,7 @@ impl NodeHandle {
             biased;
             ended = self.shutdown() => ended,
             () = signals.next() => {
-                tracing::warn!("asked to end again: ended at once; its leases expire by themselves");
+                tracing::warn!("second request to end: ending at once; leases expire by themselves");
                 Ok(())
             }
         };

@@ -1,10 +1,10 @@
-//! [`Snapshot`]: what is known of a bus, read in one place. `ready`, the status, the metrics and the lists of nodes and consumers share it.
+//! [`Snapshot`]: what is known about a bus, read in one place for `ready`, the status, the metrics and the lists of nodes and consumers.
 //!
-//! It has parts. Each is one transaction with a limit of its own, so that what the store does not answer in time, or what is damaged, is missing
-//! from an answer, and the rest is there. Those who ask for a part at the same time share one read.
+//! A snapshot has parts. Each is read in one transaction with its own time limit, so if the store does not answer a part in time, or the
+//! part is damaged, only that part is missing. Callers that ask for a part at the same time share one read.
 //!
-//! Who lives is known by the one [`LastSeen`](crate::state::last_seen::LastSeen) of the process: a node whose row has not changed for its
-//! expiry is silent. A node removes its dead neighbours by the same.
+//! Which nodes are alive is known from the one [`LastSeen`](crate::state::last_seen::LastSeen) of the process: a node whose row has not
+//! changed for its expiry is silent. A node decides by the same which dead neighbours to remove.
 
 use std::{
     collections::BTreeMap,
@@ -38,13 +38,13 @@ use crate::{
     store::{Isolation, RetryPolicy, Transaction},
 };
 
-/// Time limit of the store's answer to each part.
+/// How long the store may take to answer each part.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// A part, and its last read.
+/// A part of a snapshot, with its last read.
 #[derive(Debug)]
 struct Part<T> {
-    /// Number of reads that have begun.
+    /// How many reads have begun.
     begun: AtomicU64,
     last: tokio::sync::Mutex<Option<PartRead<T>>>,
 }
@@ -63,8 +63,8 @@ impl<T> Default for Part<T> {
 }
 
 impl<T> Part<T> {
-    /// The last answer if it is younger than `age_max`, or if its read began after this was called; a failure also if it came after that.
-    /// Otherwise reads.
+    /// Returns the last answer if it is younger than `age_max`, or if its read began after this call; a failure only if its read was under
+    /// way or began after this call. Otherwise reads.
     async fn get(
         &self,
         env: &Env,
@@ -90,7 +90,7 @@ impl<T> Part<T> {
 type Deferred = BTreeMap<ConsumerName, u64>;
 type Lags = BTreeMap<ConsumerName, Vec<ConsumerLag>>;
 
-/// Reads the snapshot, and remembers what takes more than one look.
+/// Reads the snapshot, and remembers what takes more than one read to find out.
 #[derive(Debug)]
 pub(super) struct Observer {
     context: Arc<Context>,
@@ -124,13 +124,13 @@ pub(crate) struct FeedEnds {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Unanswered {
-    /// The part, in words.
+    /// The name of the part.
     pub part: &'static str,
-    /// Why it is missing.
+    /// Why the part is missing.
     pub reason: String,
 }
 
-/// What is known of a bus: the parts that the store has answered.
+/// What is known about a bus: the parts that the store answered.
 #[derive(Default)]
 pub(crate) struct Snapshot {
     pub members: Option<Arc<Members>>,
@@ -139,15 +139,15 @@ pub(crate) struct Snapshot {
     pub ages: Option<Arc<Ages>>,
     pub backlog: Option<Arc<Backlog>>,
     pub consumers: Option<Arc<Consumers>>,
-    /// Number of ids that consumers have deferred.
+    /// How many ids each consumer has deferred.
     pub deferred: Option<Arc<Deferred>>,
     pub lags: Option<Arc<Lags>>,
-    /// The other parts, and why.
+    /// The missing parts, and why they are missing.
     pub unanswered: Vec<(&'static str, Error)>,
 }
 
 impl Snapshot {
-    /// What was answered. Notes what was not.
+    /// Returns the answer for a part, or notes why it is missing.
     pub fn take<T>(&mut self, part: &'static str, answer: Result<T>) -> Option<T> {
         answer.map_err(|error| self.unanswered.push((part, error))).ok()
     }
@@ -158,7 +158,7 @@ impl Observer {
         Self { context: Arc::clone(context), parts: Parts::default() }
     }
 
-    /// All parts, each read less than `age_max` ago.
+    /// Returns all parts, each read less than `age_max` ago.
     pub async fn snapshot(&self, age_max: Duration) -> Snapshot {
         let consumers = async {
             match self.consumers(age_max).await {
@@ -189,7 +189,7 @@ impl Observer {
         known
     }
 
-    /// The nodes and the owners of partitions, and who lives.
+    /// Returns the nodes, which of them are alive, and the owners of partitions.
     pub async fn members(&self, age_max: Duration) -> Result<Arc<Members>> {
         let Context { keys, config, .. } = &*self.context;
         let read = async {
@@ -218,26 +218,26 @@ impl Observer {
         self.parts.ends.get(self.env(), age_max, read).await
     }
 
-    /// The position of the last row of the feed, if there is one.
+    /// Returns the position of the last row of the feed, if there is one.
     pub async fn last_row(&self, age_max: Duration) -> Result<Arc<Option<Sequence>>> {
         let feed = RawFeed::notifications(&self.context);
         let read = self.answered(async |tx| feed.last_row(&tx).await);
         self.parts.last_row.get(self.env(), age_max, read).await
     }
 
-    /// The partitions in which events wait, and for how long this process has seen each of them wait without a fold.
+    /// Returns the partitions with waiting events, and how long this process has seen each of them wait without a fold.
     pub async fn ages(&self, age_max: Duration) -> Result<Arc<Ages>> {
         let read = self.answered(async |tx| self.parts.waiting.ages(&self.context, &tx).await);
         self.parts.ages.get(self.env(), age_max, read).await
     }
 
-    /// The events that wait, without their ages.
+    /// Returns the backlog without the ages of its events.
     pub async fn backlog(&self, age_max: Duration) -> Result<Arc<Backlog>> {
         let read = self.answered(async |tx| Backlog::read(&self.context, &tx).await);
         self.parts.backlog.get(self.env(), age_max, read).await
     }
 
-    /// The consumers, without members, owners and deferred ids.
+    /// Returns the consumers without their members, owners and deferred ids.
     async fn consumers(&self, age_max: Duration) -> Result<Arc<Consumers>> {
         let read = self.answered(async |tx| consumer::stored(&tx, &self.context.keys, None).await);
         self.parts.consumers.get(self.env(), age_max, read).await
@@ -254,14 +254,14 @@ impl Observer {
         self.parts.lags.get(self.env(), age_max, read).await
     }
 
-    /// The present states of all nodes.
+    /// Returns the current states of all nodes.
     pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
         let now = Duration::ZERO;
         let (members, holdings) = tokio::try_join!(self.members(now), self.holdings(now))?;
         Ok(members.statuses(&holdings))
     }
 
-    /// The present states of all consumers.
+    /// Returns the current states of all consumers.
     pub async fn all_of_consumers(&self) -> Result<Vec<ConsumerStatus>> {
         let now = Duration::ZERO;
         let counted = async {
@@ -273,7 +273,7 @@ impl Observer {
         Ok(self.complete(&stored, &holdings, &deferred))
     }
 
-    /// `consumers` with who works for them, what fails in this process, and whether ids are deferred.
+    /// Completes `consumers` with who works for them, what fails in this process, and how many ids are deferred.
     pub fn complete(
         &self,
         consumers: &Consumers,
@@ -292,7 +292,7 @@ impl Observer {
         self.context.env()
     }
 
-    /// What the store answers to `read` in time. Its last error is the reason if it does not.
+    /// Returns what the store answers to `read` in time. If it does not answer, fails with the last error of the store.
     async fn answered<T, F, R>(&self, read: F) -> Result<T>
     where
         F: Fn(Transaction) -> R,

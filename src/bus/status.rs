@@ -1,4 +1,4 @@
-//! [`BusStatus`]: the status of a bus, for people and for programs.
+//! [`BusStatus`]: the status of a bus, for human readers and for programs.
 
 use std::time::Duration;
 
@@ -20,17 +20,17 @@ use crate::{
     state::{feed::TopologyEntry, membership::NodeStatus, skipped::SkippedRow, stats::StatsSnapshot},
 };
 
-/// The status of a bus. Parts that the store has not answered in time are `None`, and named in [`BusStatus::unanswered`].
+/// The status of a bus. Parts that the store did not answer in time are `None`, and named in [`BusStatus::unanswered`].
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct BusStatus {
     /// The version of this program.
     pub version: &'static str,
-    /// Why the store takes no more writes, or none at the moment, if so.
+    /// Why the store takes no more writes, or none at the moment; `None` if it takes writes.
     pub failure: Option<String>,
-    /// How often the bus has moved to another cluster.
+    /// How many times the bus has moved to another cluster.
     pub incarnation: u8,
-    /// Number of partitions of the counters.
+    /// The number of partitions of the counters.
     pub partitions: u32,
     /// The notification feed.
     pub feed: Option<FeedStatus>,
@@ -40,11 +40,11 @@ pub struct BusStatus {
     pub nodes: Option<Vec<NodeStatus>>,
     /// The consumers, in the order of their names.
     pub consumers: Option<Vec<ConsumerReport>>,
-    /// What is missing, and why.
+    /// The missing parts, and why they are missing.
     pub unanswered: Vec<Unanswered>,
     /// The rows that this process cannot decode.
     pub skipped_rows: Vec<SkippedRow>,
-    /// Counts of the roles of this process.
+    /// What the roles of this process have counted.
     pub stats: StatsSnapshot,
 }
 
@@ -69,15 +69,15 @@ pub struct ConsumerReport {
     /// The consumer.
     #[serde(flatten)]
     pub consumer: ConsumerStatus,
-    /// The lag in each shard; `None` if the store took too long to answer, if the feed is gone, or if it is beyond the first 100 feeds.
+    /// The lag in each shard; `None` if the store took too long to answer, if the feed is gone, or if the feed is beyond the first 100.
     pub lag: Option<Vec<ConsumerLag>>,
 }
 
 impl Bus {
-    /// The status of the bus: its feed, its backlog, its nodes, and its consumers with their lag. It is for people: what it reads grows with
-    /// all that the bus has, and a part may take up to 2 s.
+    /// Returns the status of the bus: its feed, its backlog, its nodes, and its consumers with their lag. It is meant for humans: what it
+    /// reads grows with everything in the bus, and a part may take up to 2 s.
     ///
-    /// Fails if the store answers no part, with the reason of one.
+    /// If the store answers no part, fails with the reason for one of them.
     pub async fn status(&self) -> Result<BusStatus> {
         let now = Duration::ZERO;
         let (mut snapshot, last_row) = tokio::join!(self.snapshot(now), self.seen.last_row(now));

@@ -1,4 +1,4 @@
-//! What stands before a bus: HTTP, and what tests see of its inside. The command is beside, in `src/bin`.
+//! The outer side of a bus: HTTP, and access to its inside for tests. The command is in `src/bin`.
 
 #[cfg(feature = "http")]
 pub mod http;

@@ -17,17 +17,17 @@ use crate::{
     state::context::Context,
 };
 
-/// Living databases by name, as they were at one time.
+/// The living databases by name, as they were at one time.
 ///
-/// A clone is cheap, and does not change any more.
+/// A clone is cheap, and never changes.
 pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 
 /// The newest row of every living database that a filter matches, by name, kept up to date by one writer. Reading it costs no
 /// I/O and never waits. Dropping it stops the updates.
 ///
-/// It fills until its first scan is complete ([`Mirror::caught_up`]). If it was cut off for so long that it may have missed deletions, it
-/// is filled again in the background; the old view stays until that is complete.
-/// Once it has ended with its dispatcher, each call says so.
+/// A mirror fills until its first scan is complete ([`Mirror::caught_up`]). If it was cut off for so long that it may have missed
+/// deletions, it is filled again in the background; the old view stays until then. Once the mirror has ended with its dispatcher, every
+/// call fails and says so.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -61,15 +61,15 @@ struct Content {
 }
 
 impl Dispatcher {
-    /// Starts a mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all
-    /// events of them, or has a predicate.
+    /// Starts a mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all events
+    /// of these databases, or has a predicate.
     pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
         if !filter.wants_all_kinds() || filter.ddocs.is_some() {
             let reason = "a mirror needs all events of its databases: narrow the names only";
             return Err(Error::invalid("filter", reason));
         }
         if filter.has_predicate() {
-            let reason = "a mirror cannot know when a row passes a predicate no more: mirror by names, and ask the view";
+            let reason = "a mirror cannot know when a row no longer passes a predicate: mirror by names, and filter the view";
             return Err(Error::invalid("filter", reason));
         }
         let shown = watch::Sender::<Content>::default();
@@ -90,7 +90,7 @@ impl Dispatcher {
 }
 
 impl Mirror {
-    /// The newest row of the database `name`; `None` if there is no such database, or the first scan has not reached it.
+    /// Returns the newest row of the database `name`; `None` if there is no such database, or the first scan has not reached it.
     ///
     /// Fails with [`Error::NoSubscriber`] if the mirror has ended, and with [`Error::BusGone`] once the bus is gone.
     pub fn get(&self, name: &DbName) -> Result<Option<Arc<Notification>>> {
@@ -98,7 +98,7 @@ impl Mirror {
         Ok(self.content.borrow().view.get(name).cloned())
     }
 
-    /// All living databases, as they are now. Fails as [`Mirror::get`] does.
+    /// Returns all living databases, as they are now. Fails as [`Mirror::get`] does.
     pub fn view(&self) -> Result<MirrorView> {
         self.living()?;
         Ok(self.content.borrow().view.clone())
@@ -116,8 +116,8 @@ impl Mirror {
         }
     }
 
-    /// Waits until it shows everything that was committed at the version `version` or before. Fails as
-    /// [`Dispatcher::wait_until`] does.
+    /// Waits until the mirror shows everything that was committed at the version `version` or before. Fails as [`Dispatcher::wait_until`]
+    /// does.
     pub async fn wait_until(&self, version: u64) -> Result<Sequence> {
         let at = self.dispatcher.wait_until(version).await?;
         if self.callback.wait_until(at).await { Ok(at) } else { Err(self.ended()) }
@@ -145,7 +145,7 @@ impl fmt::Debug for Mirror {
 struct Writer {
     context: Arc<Context>,
     content: watch::Sender<Content>,
-    /// The view that is filled again after the subscription has expired.
+    /// The view that is being filled again after the subscription expired.
     aside: Option<MirrorView>,
 }
 

@@ -27,7 +27,7 @@ use crate::{
     store::Store,
 };
 
-/// The check of history in reports of trouble.
+/// The name of the history check in reports of trouble.
 const HISTORY: &str = "history of the store";
 
 /// What all roles of one bus in one process share.
@@ -40,7 +40,7 @@ pub(crate) struct Context {
     pub schemes: Schemes,
     /// Wakes the notifiers.
     pub signals: Arc<Signals>,
-    /// Wakes all who wait for rows.
+    /// Wakes everybody who waits for rows.
     pub wakeups: Wakeups,
     /// The last pages that consumers have read.
     pub pages: PageCache,
@@ -49,10 +49,10 @@ pub(crate) struct Context {
     pub nodes_seen: Arc<NodesSeen>,
     pub stats: Arc<Stats>,
     pub skipped: Arc<Skipped>,
-    /// What holds up shards of consumers.
+    /// The failures that hold up shards of consumers.
     pub failing: Failing,
     pub feed: FeedId,
-    /// Rings doorbells as long as anything of the bus is used.
+    /// The task that rings doorbells as long as any part of the bus is in use.
     pub ringer: OnceLock<Background>,
     /// Whether the last check of the history in this process found that the store is at a lower version than its own rows.
     is_older: AtomicBool,
@@ -94,12 +94,12 @@ impl Context {
         })
     }
 
-    /// Notes that a reader went on without the row at `place`, which cannot be decoded.
+    /// Notes that a reader skipped the row at `place`, which cannot be decoded.
     pub fn skip(&self, place: &SkippedAt, error: &Error) {
         self.skipped.note(self.env(), &self.stats, place, error);
     }
 
-    /// Notes whether a check of the history has found the store before its own rows, which is logged and named in the status.
+    /// Notes whether a check of the history found that the store is older than its own rows, which is logged and shown in the status.
     pub fn note_history<T>(&self, check: Result<T>) -> Result<T> {
         match &check {
             Ok(_) => {
@@ -115,7 +115,7 @@ impl Context {
         check
     }
 
-    /// Whether the store stands before its own rows, as far as this process has noted.
+    /// Whether the store is older than its own rows, as far as this process has noted.
     pub fn is_older(&self) -> bool {
         self.is_older.load(Ordering::Relaxed)
     }

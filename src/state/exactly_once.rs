@@ -1,8 +1,8 @@
 //! [`exactly_once`]: transactions that are committed exactly once, in spite of unknown results and repeated calls.
 //!
-//! A commit can fail with an unknown result (1021, 1039), and a caller may not get an answer at all. Trying again may
-//! then do everything twice. So the transaction of a run writes one more key, with the result of the run, and who tries
-//! again reads first whether the key exists.
+//! A commit can fail with an unknown result (1021, 1039), and a caller may not get an answer at all. Another attempt may then do everything
+//! twice. So the transaction of a run writes one more key, with the result of the run, and every further attempt first checks whether that
+//! key exists.
 //!
 //! ```text
 //!  attempt 1   body ── write key: result 1 ── commit ──► unknown
@@ -12,15 +12,15 @@
 //!
 //! # Why nothing happens twice
 //!
-//! Every attempt has the key in its read-conflict set, at a read version from before its commit, and writes it. So of
-//! two attempts, of one run or of two runs of one key, only the first to commit can: the other one conflicts, tries
-//! again, and finds the key.
+//! Every attempt has the key in its read-conflict set, at a read version from before its commit, and writes it. So of two attempts, whether
+//! they belong to one run or to two runs with the same key, only the first to commit succeeds: the other one conflicts, tries again, and
+//! finds the key.
 //!
 //! # How long a key is kept
 //!
-//! The janitor clears results that are older than [`RETENTION`], by their versionstamps, and stores the version before
-//! which none is left. A missing key proves nothing to a run whose first attempt had a lower read version: it fails, with
-//! an unknown result, and does not call its body again. No clock is read, so none can be wrong.
+//! The janitor clears results that are older than [`RETENTION`], by their versionstamps, and stores the version before which none are left.
+//! If the first attempt of a run had a lower read version, a missing key proves nothing to that run: it fails, with an unknown result, and
+//! does not call its body again. No clock is read, so none can be wrong.
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -34,10 +34,10 @@ use crate::{
     store::{AtomicOp, Committed, Isolation, KeyRange, RetryPolicy, Store, Transaction, Tries},
 };
 
-/// For how long results are kept at least: five minutes, in versions of the store, a million a second.
+/// The minimum time for which results are kept: five minutes, in versions of the store, a million per second.
 pub(crate) const RETENTION: u64 = 300_000_000;
 
-/// The most bytes of a key.
+/// The maximum length of a key, in bytes.
 const KEY_LEN_MAX: usize = 255;
 
 /// The result of a transaction that was committed exactly once.
@@ -46,9 +46,9 @@ const KEY_LEN_MAX: usize = 255;
 pub struct CommittedOnce<T> {
     /// The body's return value in the attempt that was committed.
     pub value: T,
-    /// The commit of that attempt; also known after an unknown result.
+    /// The commit of that attempt; known even after an unknown result.
     pub committed: Committed,
-    /// Whether another run of the same key has committed it.
+    /// Whether another run with the same key committed it.
     pub is_repeat: bool,
 }
 
@@ -84,19 +84,19 @@ where
     }
 }
 
-/// A run that is to be committed once.
+/// A run that must be committed only once.
 struct Run {
-    /// Where its result is stored.
+    /// The key under which the result of the run is stored.
     key: Vec<u8>,
-    /// The key of the version before which results were cleared.
+    /// The key that stores the version before which results were cleared.
     swept: Vec<u8>,
-    /// Identifies the run among all runs of its key.
+    /// Identifies the run among all runs with its key.
     id: [u8; 16],
     /// Whether there can be a result: nobody else knows a random key, so there is none before the first attempt.
     may_exist: bool,
     /// The read version of the first attempt.
     first: Option<u64>,
-    /// A failure that leaves it open whether an earlier attempt is, or will be, committed.
+    /// A failure that leaves open whether an earlier attempt was, or will be, committed.
     unknown: Option<StoreError>,
 }
 
@@ -113,7 +113,7 @@ impl Run {
         Ok(Self { key, swept, id, may_exist, first: None, unknown: None })
     }
 
-    /// The result of the key, if it has one. Puts the key into the read-conflict set of `tx`.
+    /// Returns the result of the key, if it has one. Puts the key into the read-conflict set of `tx`.
     async fn look_up<T: DeserializeOwned>(
         &mut self,
         tx: &Transaction,
@@ -141,11 +141,11 @@ impl Run {
         let RunResult { versionstamp, run, value } =
             RunResult::from_bytes(&found).map_err(|error| error.at(&self.key))?;
         let value = serde_json::from_slice(&value)
-            .map_err(|error| Error::invalid("key", format!("its result is of another type: {error}")))?;
+            .map_err(|error| Error::invalid("key", format!("its result has another type: {error}")))?;
         Ok(Some(CommittedOnce { value, committed: Committed { versionstamp }, is_repeat: run != self.id }))
     }
 
-    /// Commits the present attempt, whose body has returned `value`.
+    /// Commits the current attempt, whose body returned `value`.
     async fn commit<T: Serialize>(&mut self, tx: &Transaction, value: T) -> Result<CommittedOnce<T>> {
         let json = serde_json::to_vec(&value).map_err(|error| Error::invalid("result", error.to_string()))?;
         tx.atomic(AtomicOp::SetVersionstampedValue, &self.key, &RunResult::operand(&self.id, &json));
@@ -164,7 +164,7 @@ impl Run {
         }
     }
 
-    /// The error to return when `error` ends the run: that of an unknown result takes precedence.
+    /// Returns the error for a run that ends with `error`. The error of an unknown result takes precedence.
     fn last_error(&mut self, error: Error) -> Error {
         match (self.unknown.take(), error) {
             (Some(last), Error::RetriesExhausted { attempts, .. }) => {
@@ -179,12 +179,12 @@ impl Run {
     }
 }
 
-/// Whether a commit that has failed with `unknown` either has happened by now or never will.
+/// Whether a commit that failed with `unknown` has either happened by now or never will.
 fn is_settled(unknown: &StoreError) -> bool {
     unknown.code() == StoreError::COMMIT_UNKNOWN_RESULT.code()
 }
 
-/// The version before which results were cleared, as it is `stored`.
+/// Decodes the `stored` version before which results were cleared.
 pub(crate) fn swept_version(stored: Option<&[u8]>) -> Result<u64> {
     let Some(stored) = stored else { return Ok(0) };
     let mut reader = Reader::new("sweep of idempotency keys", stored);

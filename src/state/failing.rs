@@ -1,7 +1,7 @@
-//! [`Failing`]: what has failed last in each shard that members of this process work on.
+//! [`Failing`]: the last failure in each shard that members of this process work on.
 //!
-//! Nobody has to clear it. A failure counts only while the member still works under the lease under which it failed, and while the
-//! checkpoint of the shard is before the row that failed: both are stored, and the reader of a status has read them.
+//! Nobody has to clear a failure. It counts only while the member still works under the lease under which it failed, and while the
+//! checkpoint of the shard is before the row that failed. Both are stored, and the code that builds a status has read them.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +13,24 @@ use crate::{
     state::keys::{ConsumerName, ShardId},
 };
 
-/// How many failures are kept. Beyond that, the one that is the longest ago is forgotten.
+/// How many failures are kept. Beyond that, the oldest one is forgotten.
 const FAILURES_MAX: usize = 10_000;
 
-/// Why a shard does not get on: the work on its next rows fails, and is tried again.
+/// Why a shard makes no progress: the work on its next rows fails, and is tried again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ShardFailure {
     /// The id whose work fails; `None` for a batch of several rows.
     pub id: Option<String>,
-    /// How often it has failed.
+    /// How many times the work has failed.
     pub attempts: u32,
-    /// Why it failed last.
+    /// The error of the last failure.
     pub error: String,
-    /// When it failed last, in milliseconds since 1970.
+    /// When the work last failed, in milliseconds since 1970.
     pub at_ms: u64,
 }
 
-/// A failure, and how to find whether it still matters.
+/// A failure, and what shows whether it still matters.
 #[derive(Debug)]
 struct Noted {
     /// The epoch of the lease.
@@ -45,7 +45,7 @@ struct Noted {
 pub(crate) struct Failing(Mutex<BTreeMap<(ConsumerName, ShardId), Noted>>);
 
 impl Failing {
-    /// The work on the rows up to `last` of the shard has failed, under the lease with this epoch.
+    /// Notes that the work on the rows up to `last` of the shard failed, under the lease with this epoch.
     pub fn note(
         &self,
         (consumer, shard, epoch): (&ConsumerName, ShardId, u64),
@@ -61,7 +61,7 @@ impl Failing {
         }
     }
 
-    /// Why the shard does not get on, if it stands at `checkpoint` under the lease with this epoch.
+    /// Returns why the shard makes no progress, if it is at `checkpoint` under the lease with this epoch.
     pub fn of(
         &self,
         (consumer, shard, epoch): (&ConsumerName, ShardId, u64),

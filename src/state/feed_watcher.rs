@@ -1,14 +1,14 @@
-//! The one poll of a process for rows of feeds, and the [`Listener`]s that wait for what it finds.
+//! The only poll for rows of feeds in a process, and the [`Listener`]s that wait for its results.
 //!
-//! Nobody else polls for rows. The watcher reads the pulse of the notifications, one key that every append moves: when a watch says that
-//! it has moved, and by its poll, which finds what no hint tells of. It publishes which lanes others than this process have moved, and
-//! up to where it has looked; so an idle process makes one read per interval, whatever waits in it.
+//! Nobody else polls for rows. The watcher reads the pulse of the notifications, one key that every append changes: when a watch reports a
+//! change, and by its poll, which finds appends that no hint reported. It publishes which lanes other processes have moved, and up to which
+//! position it has polled, so an idle process makes one read per interval, however many tasks wait in it.
 //!
-//! Feeds of documents have no pulse, which would cost each edit a mutation. Notifications tell of nearly all edits. For the others the
-//! watcher looks at the ends of these feeds in turns: at each feed once a minute, a page of feeds at a time, and at so many shards a
-//! second at most. With F feeds a turn takes a minute, or F / 16 s if that is longer. It wakes only who has something to read.
+//! Feeds of documents have no pulse, which would cost each edit a mutation. Notifications report nearly all edits. For the other edits the
+//! watcher reads the ends of these feeds in turns: each feed once a minute, a page of feeds at a time, and a limited number of shards per
+//! second. With F feeds a turn takes a minute, or F / 16 s if that is longer. The watcher wakes only listeners that have something to read.
 //!
-//! If the watcher cannot poll, each listener looks for itself, by an interval of its own.
+//! If the watcher cannot poll, each listener reads its feed itself, at an interval of its own.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -34,43 +34,43 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// How often it polls for listeners that do not say so.
+/// How often the watcher polls for listeners that do not set an interval.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The shortest time between two polls, and between two hints of other processes. After an append of this process no watch is set for as long.
+/// The shortest time between two polls or two hints from other processes. No watch is set that soon after an append of this process.
 const HINT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The same for a hint after one that came for nothing. Each costs two transactions: one that finds nothing, and one that sets a watch.
+/// The shortest time to the next hint after one that found nothing, which cost two transactions: a read, and one that set a watch.
 const USELESS_HINT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How many notifications it reads at once.
+/// How many notifications the watcher reads at once.
 const PAGE_ROWS: usize = 1_000;
 
-/// How often it looks at each feed of documents, if there are not too many.
+/// How often the watcher reads the end of each feed of documents, if there are not too many.
 const TURN: Duration = Duration::from_mins(1);
 
-/// At how many feeds of documents it looks at once.
+/// How many feeds of documents the watcher reads at once.
 const PAGE_FEEDS: usize = 16;
 
-/// The pause after it has looked at a page of feeds of documents; longer, if they had more shards than a page has feeds.
+/// The pause after a page of feeds of documents; longer if the feeds had more shards than a page has feeds.
 const PAGE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Its name in reports of trouble.
+/// The name of the watcher in reports of trouble.
 const WATCHER: &str = "watcher of feeds";
 
 /// The name of watches in reports of trouble.
 const WATCH: &str = "watch of a feed";
 
-/// One that waits for rows of a feed.
+/// Waits for rows of a feed.
 #[derive(Debug)]
 pub(crate) struct Listener {
     context: Arc<Context>,
     feed: FeedId,
-    /// How often the watcher looks for it.
+    /// How often the watcher must poll for this listener.
     poll: Duration,
     /// Whether the watcher reads the notifications for this listener.
     follows: bool,
-    /// How long it waits for the watcher before it looks for itself, and when it does so.
+    /// How long the listener waits for the watcher before it reads its feed itself, and when it will do so.
     patience: Duration,
     looks_at: Duration,
     heads: watch::Receiver<Heads>,
@@ -79,18 +79,18 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens to the notifications, at which the watcher looks within each `interval`.
+    /// Listens to the notifications, which the watcher polls at least once per `interval`.
     pub fn to_notifications(context: &Arc<Context>, interval: Duration) -> Self {
         let poll = interval.max(HINT_INTERVAL);
         Self::new(context, &context.feed, (poll, poll.saturating_mul(2)), false)
     }
 
-    /// Listens to any feed for a consumer, which looks for itself after about `patience`.
+    /// Listens to any feed for a consumer, which reads the feed itself after about `patience`.
     pub fn of_consumer(context: &Arc<Context>, feed: &FeedId, patience: Duration) -> Self {
         Self::new(context, feed, (POLL_INTERVAL, patience), true)
     }
 
-    /// Listens to a feed of documents on behalf of one who receives its notifications.
+    /// Listens to a feed of documents for a reader that receives the notifications about the feed anyway.
     pub fn to_documents(context: &Arc<Context>, feed: &FeedId) -> Self {
         Self::new(context, feed, (POLL_INTERVAL, TURN.saturating_mul(2)), false)
     }
@@ -114,25 +114,25 @@ impl Listener {
         *self.heads.borrow()
     }
 
-    /// Up to where the watcher has looked: no row up to there is behind heads that are read after this.
+    /// The position up to which the watcher has polled. Heads that are read after this call cover all rows up to that position.
     pub fn looked_to(&self) -> Sequence {
         *self.looked.borrow()
     }
 
-    /// Messages that come from now on are news: a read follows.
+    /// Marks all messages so far as seen, because the caller is about to read: only later messages wake it.
     pub fn reads(&mut self) {
         self.heads.mark_unchanged();
         self.waits_again();
     }
 
-    /// It looks for itself after another while, unless the watcher looks before.
+    /// Restarts the time after which the listener reads its feed itself, unless the watcher polls earlier.
     fn waits_again(&mut self) {
         let env = self.context.env();
         self.looks_at = env.now().saturating_add(env.spread(self.patience, 0.75, 1.25));
         self.looked.mark_unchanged();
     }
 
-    /// Completes when the heads have changed and `may_have_rows`, or when the watcher has not looked for too long. Cancel safe.
+    /// Completes when the heads have changed and `may_have_rows` holds, or when the watcher has not polled for too long. Cancel safe.
     pub async fn changed(&mut self, may_have_rows: impl Fn(&Heads) -> bool) {
         let env = self.context.env().clone();
         loop {
@@ -145,7 +145,7 @@ impl Listener {
                     }
                 }
                 () = env.sleep(self.looks_at.saturating_sub(env.now())) => {
-                    // If the watcher has looked, it has done so for all at once.
+                    // If the watcher has polled, it did so for all listeners.
                     let is_waiting = self.looked.has_changed().unwrap_or(false);
                     self.waits_again();
                     if !is_waiting {
@@ -156,15 +156,15 @@ impl Listener {
         }
     }
 
-    /// Completes when the heads have changed or the watcher has looked again, with the last position that it could see; with `None` if it
-    /// has not looked for too long. Cancel safe.
+    /// Completes when the heads have changed or the watcher has polled again, with the last position that it could see; with `None` if it
+    /// has not polled for too long. Cancel safe.
     pub async fn looked(&mut self) -> Option<Sequence> {
         let env = self.context.env().clone();
         let has_looked = tokio::select! {
             biased;
             looked = self.looked.changed() => looked.is_ok(),
             () = env.sleep(self.looks_at.saturating_sub(env.now())) => false,
-            // Last, because an append of this process does not show that the watcher looks.
+            // Last, because an append of this process does not show that the watcher polls.
             _ = self.heads.changed() => return Some(self.looked_to()),
         };
         if !has_looked {
@@ -183,7 +183,7 @@ impl Listener {
         }
     }
 
-    /// The watcher has not looked for too long. Its runtime may have ended: then another one begins in that of this listener.
+    /// The watcher has not polled for too long. If its runtime has ended, another watcher starts in the runtime of this listener.
     fn has_waited(&mut self) {
         self.watcher = watcher(&self.context);
     }
@@ -195,11 +195,11 @@ impl Drop for Listener {
     }
 }
 
-/// The watcher of the process. It ends with its last handle.
+/// Returns the watcher of the process, which ends when its last handle is dropped.
 pub(crate) fn watcher(context: &Arc<Context>) -> Arc<JoinSet<()>> {
     context.wakeups.watcher(|tasks| {
         let shared = Arc::clone(context);
-        // After a panic another one begins, which knows nothing: so its listeners look at everything once more.
+        // After a panic another watcher starts. It knows nothing yet, so its listeners read everything once more.
         let make = move || Watcher::new(&shared).run();
         tasks.spawn(context.stats.supervised(context.env(), WATCHER, make))
     })
@@ -207,26 +207,26 @@ pub(crate) fn watcher(context: &Arc<Context>) -> Arc<JoinSet<()>> {
 
 struct Watcher {
     context: Arc<Context>,
-    /// The appends of this process, and the last one for which it has given up its watch.
+    /// The appends of this process, and the last append for which the watcher gave up its watch.
     appends: watch::Receiver<Sequence>,
     appended: Sequence,
-    /// The pulse of the notifications at the last look, and the last position that the look could see.
+    /// The pulse of the notifications at the last poll, and the last position that this poll could see.
     known: Option<PulseValue>,
     seen: Sequence,
-    /// Completes when the watch counts as a hint, with false if it has failed; `None` if none is set.
+    /// Completes when the watch counts as a hint, with false if the watch failed; `None` if no watch is set.
     hint: Option<BoxFuture<'static, bool>>,
-    /// When a watch is set, if there is none.
+    /// When to set a watch, if none is set.
     watch_at: Duration,
-    /// The poll that has ended the last wait.
+    /// The poll that ended the last wait.
     poll: Option<Poll>,
     /// The position up to which notifications were read for listeners to documents; `None` while there are none.
     followed: Option<Sequence>,
-    /// Whether there may be notifications after that.
+    /// Whether there may be notifications after `followed`.
     is_behind: bool,
-    /// The feeds of documents at which it has still to look in this turn, and when the turn began.
+    /// The feeds of documents that the watcher has yet to read in this turn, and when the turn began.
     turn: VecDeque<FeedId>,
     turn_began: Option<Duration>,
-    /// When it may look at the next page of them.
+    /// When the watcher may read the next page of these feeds.
     page_at: Duration,
 }
 
@@ -249,7 +249,7 @@ impl Watcher {
         }
     }
 
-    /// Looks until the bus is gone.
+    /// Polls until the bus is gone.
     async fn run(mut self) {
         let mut has_hint = false;
         while self.context.stats.health.ended().is_none() {
@@ -266,7 +266,7 @@ impl Watcher {
     /// Completes when there may be rows, or when the poll is due. Returns whether a watch has fired. Cancel safe.
     async fn wait(&mut self) -> bool {
         if self.is_behind {
-            // The listeners get their turn between two pages.
+            // Lets the listeners run between two pages.
             tokio::task::yield_now().await;
             return false;
         }
@@ -306,7 +306,7 @@ impl Watcher {
                     if has_fired {
                         return true;
                     }
-                    // It was refused late, and might be again at once.
+                    // The store refused the watch late, and might refuse the next one at once.
                     self.watch_at = env.now().saturating_add(interval);
                 }
                 () = wakeups.more_wanted() => return false,
@@ -318,7 +318,7 @@ impl Watcher {
         }
     }
 
-    /// Looks for appended rows, and publishes what it finds.
+    /// Polls for appended rows, and publishes what it finds.
     async fn look(&mut self, has_hint: bool) -> Result<()> {
         let context = Arc::clone(&self.context);
         let (env, wakeups) = (context.env(), &context.wakeups);
@@ -346,10 +346,10 @@ impl Watcher {
         if self.hint.is_none() && self.watch_at <= now {
             let last = *self.appends.borrow();
             if last > self.appended {
-                // Under steady load of this process there is no watch.
+                // Under steady load from this process, no watch is set.
                 (self.appended, self.watch_at) = (last, now.saturating_add(HINT_INTERVAL));
             } else {
-                // A store whose watches fire for nothing costs a bounded rate.
+                // If the watches of a store fire without a change, they cost only a limited rate of transactions.
                 let is_useless = has_hint && moved.is_empty();
                 let pause = if is_useless { USELESS_HINT_INTERVAL } else { HINT_INTERVAL };
                 self.watch(&key, version, now.saturating_add(pause)).await;
@@ -359,8 +359,8 @@ impl Watcher {
         self.look_at_documents().await
     }
 
-    /// Sets a watch that fires for what comes after `version`, and counts as a hint from `next` on. It is tried once: one that cannot be
-    /// set is a hint that did not come, and the poll sets another.
+    /// Sets a watch that fires for changes after `version`, and counts as a hint from `next` on. There is only one attempt: if it fails, no
+    /// hint comes, and the next poll sets another watch.
     async fn watch(&mut self, key: &[u8], version: u64, next: Duration) {
         let env = self.context.env().clone();
         let tx = self.context.store.begin();
@@ -386,7 +386,7 @@ impl Watcher {
         }
     }
 
-    /// Reads a page of notifications for listeners to documents, if there are such listeners, and tells those whose databases are in it.
+    /// Reads a page of notifications for listeners to documents, if there are such listeners, and wakes those whose databases are in it.
     async fn follow_documents(&mut self) -> Result<()> {
         let wakeups = &self.context.wakeups;
         if !wakeups.are_followed() {
@@ -396,7 +396,7 @@ impl Watcher {
         let feed = RawFeed::notifications(&self.context);
         let Some(after) = self.followed else {
             self.followed = Some(self.context.store.run(async |tx| feed.last_readable(&tx).await).await?);
-            // Edits before that may not have been seen.
+            // Earlier edits may not have been seen.
             wakeups.all_documents_moved();
             self.is_behind = false;
             return Ok(());
@@ -429,7 +429,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Looks at the ends of the next feeds of documents, if that is due.
+    /// Reads the ends of the next feeds of documents, if that is due.
     async fn look_at_documents(&mut self) -> Result<()> {
         let (context, now) = (&self.context, self.context.env().now());
         if now < self.page_at {
@@ -467,14 +467,14 @@ impl Watcher {
     }
 }
 
-/// The heads of a feed of documents, and how many shards it has. `None` if they cannot be read, as those of a feed that is gone: its
-/// listeners find out why.
+/// Returns the heads of a feed of documents, and how many shards it has. Returns `None` if they cannot be read, for example because the
+/// feed is gone: its listeners find out why.
 async fn heads(tx: &Transaction, context: &Context, feed: &FeedId) -> Result<Option<(LaneHeads, usize)>> {
     let feed = RawFeed::new(context, feed);
     let read = async {
         let topology = feed.topology(tx).await?;
         let entry = topology.current();
-        // Who has read less than that has not seen the end of the shards before.
+        // A reader that has not reached this position has not read the preceding shards to their end.
         let mut heads = [entry.first; Lanes::COUNT];
         for (shard, last) in feed.last_rows(tx, entry).await? {
             let head: &mut Sequence = &mut heads[Lanes::of(shard)];

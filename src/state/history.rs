@@ -1,10 +1,10 @@
-//! The one check of history: whether this store has a past in which a position was given out.
+//! The only check of history: whether a position was given out in the past of this store.
 //!
-//! A store that is restored from a copy has lost what came after the copy, and its versions may be lower than before. Two
-//! things must not happen then: a new row must not stand before an old one, where nobody looks for it; and a reader that
-//! knows more than the store must not go on as if nothing was missing. So the store keeps a table with the last sequence
-//! that is known to exist in each incarnation. Folds and reshards move that of the present incarnation; a move or a raise
-//! begins another incarnation, and ends the one before where the copy ended.
+//! A store that is restored from a copy has lost everything after the copy, and its versions may be lower than before. Then two things must
+//! not happen: a new row must not be placed before an old one, where no reader would find it; and a reader that knows more than the store
+//! must not continue as if nothing was missing. So the store keeps a table with the last sequence that is known to exist in each
+//! incarnation. Folds and reshards move the entry of the current incarnation; a move or a raise begins another incarnation, and ends the
+//! previous one where the copy ended.
 
 use crate::{
     base::{
@@ -16,14 +16,14 @@ use crate::{
     store::{Isolation, Store, Transaction},
 };
 
-/// What has to belong to the history of the store.
+/// What must belong to the history of the store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Claim {
     /// The rows of the store itself. Code that writes or removes rows asks this.
     Rows,
-    /// The cursor of a reader, which may come from another store, and a row of its feed that the store has.
+    /// The cursor of a reader, which may come from another store, and a row of its feed that the store has, if one is known.
     Reader(Cursor, Option<Sequence>),
-    /// A position that the store keeps, which is as old as its rows.
+    /// A position that is stored with the rows, and so is as old as they are.
     Kept(Sequence),
 }
 
@@ -32,7 +32,7 @@ pub(crate) enum Claim {
 pub(crate) struct History<'a> {
     pub store: &'a Store,
     pub keys: &'a Keys,
-    /// The present incarnation.
+    /// The current incarnation.
     pub incarnation: Incarnation,
 }
 
@@ -41,11 +41,11 @@ impl<'a> History<'a> {
         Self { store: &context.store, keys: &context.keys, incarnation: context.config.incarnation }
     }
 
-    /// Fails unless all that is `asked` belongs to the history of the store. Returns the last sequence that `tx` can see.
+    /// Fails unless everything in `asked` belongs to the history of the store. Returns the last sequence that `tx` can see.
     ///
-    /// [`Error::OlderThanRows`]: the store stands before its own rows. [`Error::Expired`]: the position is of another history,
-    /// or of a part of an earlier incarnation that was not copied; things that such a reader knows may never have happened here,
-    /// and it may not know what happened here. [`Error::Invalid`]: no store has given it out, because read versions never go back.
+    /// [`Error::OlderThanRows`]: the store is older than its own rows. [`Error::Expired`]: the position belongs to another history, or to a
+    /// part of an earlier incarnation that was not copied; what such a reader knows may never have happened here, and it may not know what
+    /// did. [`Error::Invalid`]: no store has given out the position, because read versions never go back.
     pub async fn check(self, tx: &Transaction, asked: Claim) -> Result<Sequence> {
         let last = Sequence::last_at(self.incarnation, tx.read_version().await?);
         let positions = match asked {
@@ -65,7 +65,7 @@ impl<'a> History<'a> {
         for position in positions.into_iter().flatten() {
             let (of, at) = (position.incarnation(), self.incarnation);
             if of > at {
-                let reason = format!("{position} is of incarnation {}, the bus is at {}", of.0, at.0);
+                let reason = format!("{position} belongs to incarnation {}, the bus is at {}", of.0, at.0);
                 return Err(Error::invalid("sequence", reason));
             }
             if position > last
@@ -88,8 +88,8 @@ impl<'a> History<'a> {
         Ok(last)
     }
 
-    /// The same for an edit of a document. It reads nothing unless this process has noted that the store stands before its rows: when
-    /// it opened the bus, or at a later check. Versions of one store never go back.
+    /// Does the same check for an edit of a document. It reads nothing unless this process has noted that the store is older than its rows:
+    /// when it opened the bus, or at a later check. Versions of one store never go back.
     pub async fn check_edit(context: &'a Context, tx: &Transaction) -> Result<()> {
         if context.is_older() {
             context.note_history(Self::of(context).check(tx, Claim::Rows).await)?;
@@ -97,8 +97,8 @@ impl<'a> History<'a> {
         Ok(())
     }
 
-    /// Whether no part of this store's history has given out `position`, although the store has the `row`. The beginning, before all
-    /// positions, belongs to every history.
+    /// Whether no part of this store's history has given out `position`, considering that the store has `row`. The beginning, which is
+    /// before all positions, belongs to every history.
     async fn is_foreign(self, tx: &Transaction, position: Sequence, row: Option<Sequence>) -> Result<bool> {
         if position == Sequence::MIN {
             return Ok(false);
@@ -110,7 +110,7 @@ impl<'a> History<'a> {
         Ok(self.end_of(tx, position.incarnation()).await?.max(row).is_none_or(|end| position > end))
     }
 
-    /// The last sequence that is known to exist in `incarnation`.
+    /// Returns the last sequence that is known to exist in `incarnation`.
     pub async fn end_of(self, tx: &Transaction, incarnation: Incarnation) -> Result<Option<Sequence>> {
         let key = self.keys.end_of_incarnation(incarnation);
         let stored = tx.get(&key, Isolation::Snapshot).await?;

@@ -1,7 +1,7 @@
-//! [`LastSeen`]: since when a value has been seen unchanged, by the observer's clock.
+//! [`LastSeen`]: since when values have been seen unchanged, by the observer's clock.
 //!
-//! A process has one of them for nodes, [`NodesSeen`]. The watch over the neighbours, readiness, the status and the metrics note in it
-//! what they read of nodes, and ask it who lives.
+//! A process has one for nodes, [`NodesSeen`]. The watch over the neighbours, readiness, the status and the metrics record in it what they
+//! read of nodes, and ask it which nodes are alive.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::state::keys::{NodeId, NodeRow};
 
-/// What was not read for so long is forgotten.
+/// A value that was not read for this long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
 /// The rows of nodes that a process has seen.
@@ -22,7 +22,7 @@ pub(crate) struct LastSeen<K, V>(BTreeMap<K, Unchanged<V>>);
 #[derive(Debug)]
 struct Unchanged<V> {
     value: V,
-    /// When it was first read, and when last.
+    /// When the value was first read, and when it was last read.
     since: Duration,
     read: Duration,
 }
@@ -36,13 +36,13 @@ impl<K, V> Default for LastSeen<K, V> {
 impl<K: Ord, V: PartialEq> LastSeen<K, V> {
     /// How long `value` has been seen under `key`; zero if the last read had another value.
     ///
-    /// Read `now` before the store: then a change in between looks too young, never too old.
+    /// Take `now` before reading the store: a value that changes in between then looks too young, never too old.
     pub fn age(&self, key: &K, value: &V, now: Duration) -> Duration {
         let seen = self.0.get(key).filter(|seen| seen.value == *value);
         seen.map_or(Duration::ZERO, |seen| now.saturating_sub(seen.since))
     }
 
-    /// Adopts all of `found`, and forgets the rest. Read `now` after the store.
+    /// Adopts all of `found`, and forgets the rest. Take `now` after reading the store.
     pub fn adopt(&mut self, found: impl IntoIterator<Item = (K, V)>, now: Duration) {
         let mut all = Self::default();
         std::mem::swap(self, &mut all);
@@ -52,7 +52,7 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
         }
     }
 
-    /// Adopts all of `found`, and keeps what else was seen lately.
+    /// Adopts all of `found`, and keeps other values that were read lately.
     pub fn note(&mut self, found: impl IntoIterator<Item = (K, V)>, now: Duration) {
         for (key, value) in found {
             let before = self.0.remove(&key);
@@ -78,7 +78,7 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
 }
 
 impl LastSeen<NodeId, NodeRow> {
-    /// Whether the node is dead, as far as this observer has seen: no beat for as long as its row declares, or its removal has begun.
+    /// Whether this observer considers the node dead: it saw no heartbeat for as long as the row declares, or the node's removal has begun.
     pub fn is_silent(&self, node: &NodeId, row: &NodeRow, now: Duration) -> bool {
         row.token == NodeRow::CONDEMNED || self.age(node, row, now) >= row.expiry()
     }

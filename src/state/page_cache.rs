@@ -1,9 +1,9 @@
-//! [`PageCache`]: the last page of each shard that consumers of this process have read.
+//! [`PageCache`]: the last page that consumers of this process have read of each shard.
 //!
-//! Consumers that follow the same feed stand at the same place most of the time. The first that reads a page keeps it here, and the others
-//! take it from memory: so a node reads a feed once, however many consumers it has. One that is further behind reads for itself, and gets
-//! each id once, in its newest row. A row that was superseded since comes once more, in its new place, as it does for any reader that was
-//! a moment earlier.
+//! Consumers that follow the same feed are at the same position most of the time. The first one to read a page keeps it here, and the
+//! others take it from memory, so a node reads a feed once, however many consumers it has. A consumer that is further behind reads for
+//! itself, and gets each id once, in its newest row. A row that was superseded after the page was read comes once more, in its new place,
+//! as it does for any reader that was a moment earlier.
 //!
 //! A reader takes no page that is older than one that it has read: a row that moved in between would be in neither of the two.
 
@@ -20,30 +20,30 @@ use crate::{
     state::keys::{FeedId, ShardId},
 };
 
-/// How many bytes of rows are kept in all.
+/// How many bytes of rows are kept in total.
 const BYTES_MAX: usize = 16 << 20;
 
-/// How many shards without readers are forgotten at once, at least.
+/// The minimum number of shards at which those without readers are forgotten.
 const FORGET_MIN: usize = 64;
 
-/// Rows of a shard: everything after `after` and up to `to`, as it was at one version.
+/// Rows of a shard: everything after `after` and up to `to`, as of one version.
 #[derive(Debug)]
 pub(crate) struct CachedPage {
     pub after: Sequence,
     pub to: Sequence,
     pub rows: Vec<(Sequence, Bytes)>,
-    /// The version at which it was read.
+    /// The version at which the page was read.
     pub version: u64,
     /// Whether there was more to read.
     pub more: bool,
-    /// The number of hints about the feed before it was read: with another number there may be rows after it.
+    /// The number of hints about the feed before the page was read: if it has changed, there may be rows after the page.
     pub hints: u64,
     bytes: usize,
 }
 
 type ShardOfFeed = (FeedId, ShardId);
 
-/// A reader of a shard, as long as it reads there. Locked by the one that reads the next page from the store.
+/// Held by a reader as long as it reads in a shard. The reader that reads the next page from the store locks it.
 pub(crate) type Turn = Arc<tokio::sync::Mutex<()>>;
 
 /// A shard with readers.
@@ -63,19 +63,19 @@ impl Shard {
 #[derive(Debug, Default)]
 struct Cached {
     shards: HashMap<ShardOfFeed, Shard>,
-    /// The shards with pages, in the order in which they have got one.
+    /// The shards with pages, in the order in which they got one.
     order: VecDeque<ShardOfFeed>,
     bytes: usize,
-    /// With so many shards, those without readers are looked for.
+    /// Once there are this many shards, those without readers are forgotten.
     forget_at: usize,
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct PageCache(Mutex<Cached>);
 
 impl PageCache {
-    /// The last page, if it has the first rows after `after`, and was read at `version` or later.
+    /// Returns the last page, if it has the first rows after `after`, and was read at `version` or later.
     pub fn get(
         &self,
         feed: &FeedId,
@@ -88,7 +88,7 @@ impl PageCache {
         (page.after <= after && after < page.to && page.version >= version).then(|| Arc::clone(page))
     }
 
-    /// Begins to read in `shard`. One that waits for the lock finds the page of the other here.
+    /// Begins to read in `shard`. A reader that waits for the lock finds the page of the other reader here.
     pub fn reader(&self, feed: &FeedId, shard: ShardId) -> Turn {
         let cached = &mut *self.0.lock();
         if cached.shards.len() >= cached.forget_at {
@@ -98,7 +98,7 @@ impl PageCache {
         Arc::clone(&cached.shards.entry((feed.clone(), shard)).or_default().turn)
     }
 
-    /// Keeps a page that was read, if there are others who read in the shard.
+    /// Keeps a page that was read, if the shard has other readers.
     pub fn put(
         &self,
         (feed, shard, turn): (&FeedId, ShardId, &Turn),
@@ -106,7 +106,7 @@ impl PageCache {
         rows: impl FnOnce() -> Vec<(Sequence, Bytes)>,
         (version, more, hints): (u64, bool, u64),
     ) {
-        // This reader, and the table.
+        // One reference is this reader's, the other is the table's.
         if Arc::strong_count(turn) <= 2 {
             return;
         }
@@ -117,7 +117,7 @@ impl PageCache {
         let place = (feed.clone(), shard);
         let kept = &mut cached.shards.entry(place.clone()).or_default().page;
         if kept.as_ref().is_some_and(|kept| kept.to > to) {
-            // The reader is behind the others.
+            // This reader is behind the others.
             return;
         }
         let before = kept.replace(page);

@@ -1,11 +1,11 @@
 //! [`Polls`]: the polls of a process, coalesced.
 //!
-//! Everything that is woken by hints also polls, by an interval of its own. Here these timers fire together: at whole
-//! seconds from a random start, which is another one in each process. All that are due at once read in one transaction,
-//! so an idle process begins one read transaction a second, whatever it has to do.
+//! Everything that is woken by hints also polls, at an interval of its own. Here these timers fire together: at whole seconds from a random
+//! start, which differs between processes. All polls that are due at once read in one transaction, so an idle process begins one read
+//! transaction per second, however many polls it has.
 //!
-//! What several of them want is read once: the pulse of the notifications, the version of all pools, and the rows of the nodes, if
-//! there are few ([`Polled`]).
+//! Data that several polls need is read once: the pulse of the notifications, the version of all pools, and the rows of the nodes, if there
+//! are only a few ([`Polled`]).
 
 use std::{
     fmt,
@@ -27,15 +27,15 @@ use crate::{
     store::{Isolation, RangeRead, Row, Store, Transaction},
 };
 
-/// How many nodes are few.
+/// Up to this many nodes count as few.
 const NODES_FEW: usize = 9;
 
-/// The polls of one bus in one process. Each sleeps by itself, in its own task: a bus can be used from several runtimes, and
-/// one of them may end or rest.
+/// The polls of one bus in one process. Each sleeps in its own task, because a bus can be used from several runtimes, and any of them may
+/// end or stand still.
 #[derive(Debug)]
 pub(crate) struct Polls {
     env: Env,
-    /// At which nanosecond of each second polls fire together.
+    /// The nanosecond of each second at which polls fire together.
     phase: u32,
     last: Mutex<Moment>,
     /// Whether there were too many nodes to read their rows with the rest.
@@ -46,20 +46,20 @@ pub(crate) struct Polls {
 #[derive(Debug, Default)]
 struct Moment {
     at: Duration,
-    /// When the first of them came.
+    /// When the first poll of that moment joined.
     came: Duration,
     shared: Weak<Shareable>,
 }
 
-/// A poll that is due, or several together. They read at one version, which is later than what any of them knew before.
+/// A poll that is due, or several that read together. They read at one version, which is later than what any of them knew before.
 #[derive(Debug, Clone)]
 pub(crate) struct Poll {
-    /// When it was due: before its transaction began.
+    /// When the poll was due, which is before its transaction began.
     pub at: Duration,
     shared: Arc<Shareable>,
 }
 
-/// A transaction that the first of several polls begins, and what it has read for all of them.
+/// A transaction that the first of several polls begins, and what was read in it for all of them.
 #[derive(Default)]
 struct Shareable {
     transaction: OnceLock<Transaction>,
@@ -73,7 +73,7 @@ impl fmt::Debug for Shareable {
     }
 }
 
-/// What each process polls, read by snapshot.
+/// What every process polls, read by snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct Polled {
     /// The pulse of the notifications.
@@ -88,7 +88,7 @@ impl Polled {
     async fn read(tx: &Transaction, keys: &Keys, are_many: &AtomicBool) -> Result<Self> {
         let (common, pulse) = (keys.common_version(), keys.pulse(&FeedId::notifications()));
         let limit = if are_many.load(Ordering::Relaxed) { 2 } else { NODES_FEW + 3 };
-        // From the end, so that many nodes push nothing out.
+        // Read from the end, so that the other keys fit even if there are many nodes.
         let range = RangeRead::new(keys.polled()).limit(limit).reverse();
         let mut rows = tx.get_range(&range, Isolation::Snapshot).await?.rows;
         let is_complete = rows.len() < limit;
@@ -104,12 +104,12 @@ impl Polled {
 }
 
 impl Poll {
-    /// The transaction in which all polls of the moment read. Nobody commits it.
+    /// Returns the transaction in which all polls of the moment read. It is never committed.
     pub fn transaction(&self, store: &Store) -> Transaction {
         self.shared.transaction.get_or_init(|| store.begin()).clone()
     }
 
-    /// What each process polls, in this transaction; one read for all polls of the moment.
+    /// Returns what every process polls, read once in this transaction for all polls of the moment.
     pub async fn polled(&self, store: &Store, keys: &Keys) -> Result<Arc<Polled>> {
         let Shareable { polled, are_many, .. } = &*self.shared;
         let read = || async { Polled::read(&self.transaction(store), keys, are_many).await.map(Arc::new) };
@@ -117,7 +117,7 @@ impl Poll {
     }
 }
 
-/// Reads with `body`, as `poll`; if that fails, in transactions of its own, by [`Store::run`].
+/// Reads with `body`, as part of `poll`; if that fails, in transactions of its own, by [`Store::run`].
 pub(crate) async fn read<T, F, R>(poll: Poll, store: &Store, body: F) -> Result<T>
 where
     F: Fn(Poll) -> R,
@@ -144,14 +144,14 @@ impl Polls {
         Arc::new(Shareable { are_many: Arc::clone(&self.are_many), ..Shareable::default() })
     }
 
-    /// There are so many nodes beside that of this process, in all. Once they are few again, they are read with the rest.
+    /// Notes how many nodes there are besides that of this process. Once nodes are few again, their rows are read with the rest.
     pub fn found_nodes(&self, others: usize) {
         if others + 1 < NODES_FEW {
             self.are_many.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Completes after `pause`, or less than a second before that; never after [`Duration::MAX`]. Cancel safe.
+    /// Completes after `pause`, or less than a second earlier; never if `pause` is [`Duration::MAX`]. Cancel safe.
     pub async fn due(&self, pause: Duration) -> Poll {
         if pause == Duration::MAX {
             return pending().await;
@@ -163,12 +163,12 @@ impl Polls {
         };
         self.env.sleep(at.saturating_sub(since)).await;
         let poll = self.join(at, since);
-        // Others whose sleep has ended at the same moment join before anybody reads.
+        // Others whose sleep ends at the same moment join before anybody reads.
         tokio::task::yield_now().await;
         poll
     }
 
-    /// The poll of the moment `at` for one who has waited since `since`. It is shared only if its transaction begins after that.
+    /// Returns the poll of the moment `at` for a caller that has waited since `since`. It is shared only if its transaction begins later.
     fn join(&self, at: Duration, since: Duration) -> Poll {
         let mut last = self.last.lock();
         let shared = last.shared.upgrade().filter(|_| last.at == at && last.came > since);
@@ -180,7 +180,7 @@ impl Polls {
         Poll { at, shared }
     }
 
-    /// The last tick within `pause` after `now`, if there is one.
+    /// Returns the last tick within `pause` after `now`, if there is one.
     fn tick_within(&self, now: Duration, pause: Duration) -> Option<Duration> {
         let end = now.saturating_add(pause);
         let second = end.as_secs().checked_sub(u64::from(end.subsec_nanos() < self.phase))?;
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(found.await.unwrap(), (version, None), "both read at one version");
     }
 
-    /// A pause without a tick in it is kept, a long one ends at its last tick, and one without end never ends.
+    /// A pause without a tick in it is kept, a long one ends at its last tick, and an endless one never ends.
     #[tokio::test(start_paused = true)]
     async fn pauses_are_kept_but_for_a_part_of_a_tick() {
         let store = Store::memory();
@@ -240,8 +240,8 @@ mod tests {
         }
     }
 
-    /// Regression: one task fired all polls. It belonged to the runtime in which the first poll began, and when that had ended,
-    /// no poll came any more: events without a doorbell were never folded, and dead nodes were never removed.
+    /// Regression: one task fired all polls. It belonged to the runtime in which the first poll began, and after that runtime ended, no
+    /// poll fired: events without a doorbell were never folded, and dead nodes were never removed.
     #[test]
     fn polls_outlive_the_runtime_of_the_first() {
         let runtime = || {
@@ -257,7 +257,7 @@ mod tests {
         });
     }
 
-    /// What fails in the common transaction is read once more in one of its own.
+    /// A read that fails in the common transaction is repeated in a transaction of its own.
     #[tokio::test(start_paused = true)]
     async fn a_failed_read_is_repeated_by_itself() {
         use crate::{

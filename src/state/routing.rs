@@ -1,4 +1,4 @@
-//! Routing ids to shards. A hashing scheme has a stable number, which the topology of a feed stores.
+//! Routes ids to shards. A hashing scheme has a stable number, which is stored in the topology of a feed.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::base::error::{Error, Result};
 
-/// The stored number of a hashing scheme. It never changes its meaning.
+/// The stored number of a hashing scheme. Its meaning never changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub struct SchemeId(pub u16);
 
@@ -14,22 +14,21 @@ impl SchemeId {
     /// Jump consistent hashing of the XXH3 hash of the whole id.
     pub const ID: Self = Self(1);
 
-    /// The same of the partition key. For a document of a partitioned database, `partition:rest`, this is the part
-    /// before the first `:`. Ids without a `:`, and those of design documents, are hashed as a whole. All documents
-    /// of a partition are in one shard.
+    /// The same hashing, but of the partition key. For a document of a partitioned database, `partition:rest`, this is the part before the
+    /// first `:`. Ids without a `:`, and ids of design documents, are hashed as a whole. All documents of a partition are in one shard.
     pub const PARTITION_KEY: Self = Self(2);
 
-    /// Of a topology entry that cannot be decoded: its rows can be read in their order, but no id can be found there.
+    /// The scheme of a topology entry that cannot be decoded: its rows can be read in order, but no id can be found there.
     pub const UNREADABLE: Self = Self(0);
 
-    /// The first number that is free for schemes of users.
+    /// The first number that is free for custom schemes.
     pub const FIRST_CUSTOM: Self = Self(1_024);
 }
 
 /// Routes ids to shards.
 pub trait HashingScheme: fmt::Debug + Send + Sync + 'static {
-    /// The index of `id` among `shards` shards, counted from 0. It depends on nothing else, and never changes,
-    /// because rows are found by it. An index that is not below `shards` makes the operation fail.
+    /// Returns the index of `id` among `shards` shards, counted from 0. It depends on nothing else, and never changes, because rows are
+    /// found by it. An index that is not below `shards` makes the operation fail.
     fn place(&self, id: &[u8], shards: u32) -> u32;
 }
 
@@ -63,7 +62,7 @@ impl Default for Schemes {
 }
 
 impl Schemes {
-    /// Adds `scheme` under `id`, which must be [`SchemeId::FIRST_CUSTOM`] or higher, and new.
+    /// Adds `scheme` under `id`, which must be [`SchemeId::FIRST_CUSTOM`] or higher, and not in use.
     pub fn with(mut self, id: SchemeId, scheme: impl HashingScheme) -> Result<Self> {
         if id < SchemeId::FIRST_CUSTOM {
             let reason = format!("{} is below {}", id.0, SchemeId::FIRST_CUSTOM.0);
@@ -79,12 +78,12 @@ impl Schemes {
         self.0.get(&id).map(|scheme| &**scheme).ok_or(Error::UnknownScheme { scheme: id.0 })
     }
 
-    /// Fails unless there is a scheme of that number.
+    /// Fails unless there is a scheme with that number.
     pub(crate) fn check(&self, id: SchemeId) -> Result<()> {
         self.get(id).map(|_| ())
     }
 
-    /// The index, below `shards`, of `id` under the scheme with that number.
+    /// Returns the index, below `shards`, of `id` under the scheme with that number.
     pub(crate) fn place(&self, scheme: SchemeId, id: &[u8], shards: u32) -> Result<u32> {
         match self.get(scheme)?.place(id, shards) {
             place if place < shards => Ok(place),
@@ -96,7 +95,7 @@ impl Schemes {
     }
 }
 
-/// [`SchemeId::ID`].
+/// The hashing of [`SchemeId::ID`].
 #[derive(Debug)]
 struct Id;
 
@@ -106,7 +105,7 @@ impl HashingScheme for Id {
     }
 }
 
-/// [`SchemeId::PARTITION_KEY`].
+/// The hashing of [`SchemeId::PARTITION_KEY`].
 #[derive(Debug)]
 struct PartitionKey;
 
@@ -116,7 +115,7 @@ impl HashingScheme for PartitionKey {
     }
 }
 
-/// The part of the id that all documents of one partition share.
+/// Returns the part of the id that all documents of one partition share.
 fn partition_key(id: &[u8]) -> &[u8] {
     if id.starts_with(b"_design/") {
         return id;
@@ -183,7 +182,7 @@ mod tests {
         assert!(schemes.with(SchemeId(5_000), Outside).is_err(), "it is registered already");
     }
 
-    /// Values of other implementations of the algorithm.
+    /// Compares with the values of other implementations of the algorithm.
     #[test]
     fn jumps_as_others_do() {
         let first: Vec<_> = (0..10).map(|key| jump(key, 100)).collect();

@@ -1,4 +1,4 @@
-//! [`Signals`]: wake-ups of notifiers by the producers of their process, and the doorbells that are to be rung for those of others.
+//! [`Signals`]: wake-ups of notifiers by the producers of their process, and the doorbells to ring for notifiers of other processes.
 //!
 //! A signal is a hint that saves latency and polling. Everything works without it, only later: each receiver also polls.
 
@@ -12,7 +12,7 @@ use crate::state::keys::Partition;
 #[derive(Debug)]
 pub(crate) struct Signals {
     partitions: Box<[PartitionSignal]>,
-    /// The partitions whose doorbell is to be rung, a bit each.
+    /// The partitions whose doorbells must be rung, one bit each.
     dirty: Box<[AtomicU64]>,
     /// Wakes the doorbell ringer.
     ringer: Notify,
@@ -46,8 +46,7 @@ impl Signals {
         let signal = self.of(partition);
         if signal.notifiers.load(Ordering::SeqCst) > 0 {
             signal.wake.notify_one();
-            // If the last notifier has left in between, it did not see this wake-up. If it leaves later, it passes
-            // the wake-up on.
+            // If the last notifier left in between, it did not see this wake-up. If it leaves later, it passes the wake-up on.
             if signal.notifiers.load(Ordering::SeqCst) > 0 {
                 return;
             }
@@ -59,12 +58,12 @@ impl Signals {
         }
     }
 
-    /// Completes when a doorbell is to be rung.
+    /// Completes when a doorbell must be rung.
     pub async fn dirtied(&self) {
         self.ringer.notified().await;
     }
 
-    /// Takes the partitions whose doorbell is to be rung.
+    /// Takes the partitions whose doorbells must be rung.
     pub fn take_dirty(&self) -> Vec<Partition> {
         let mut partitions = Vec::new();
         for (word, bits) in self.dirty.iter().enumerate() {
@@ -77,14 +76,13 @@ impl Signals {
         partitions
     }
 
-    /// A notifier of this process begins to work on `partition`.
+    /// Registers a notifier of this process that begins to work on `partition`.
     pub fn enter(&self, partition: Partition) {
         self.of(partition).notifiers.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A notifier of this process has ended its work on `partition`. A wake-up that it has taken without using it is
-    /// passed on: to another notifier of this process, or else by the doorbell to one of another process, which may
-    /// have fenced this one off.
+    /// Removes a notifier of this process that has ended its work on `partition`. A wake-up that it took without using it is passed on: to
+    /// another notifier of this process, or else through the doorbell to one of another process, which may have fenced this one off.
     pub fn leave(&self, partition: Partition) {
         self.of(partition).notifiers.fetch_sub(1, Ordering::SeqCst);
         self.ring(partition);
@@ -95,7 +93,7 @@ impl Signals {
         self.of(partition).wake.notify_one();
     }
 
-    /// Completes when the notifier of `partition` is woken; at once if it was since the last time. Cancel safe.
+    /// Completes when the notifier of `partition` is woken, or at once if it was woken since the last call. Cancel safe.
     pub async fn woken(&self, partition: Partition) {
         self.of(partition).wake.notified().await;
     }

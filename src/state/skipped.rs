@@ -1,8 +1,8 @@
-//! [`Skipped`]: the rows of counters and feeds that this process has met and cannot decode.
+//! [`Skipped`]: the rows of counters and feeds that this process found and cannot decode.
 //!
-//! Such a row is damaged, or a later version of the program has written it. A reader that meets one goes on without
-//! it, so that neither its neighbours nor other readers wait for it, and reports it here: it is counted, logged now
-//! and then, and the last ones are named in the status.
+//! Such a row is damaged, or was written by a later version of the program. A reader that finds one continues without it, so that neither
+//! its neighbours nor other readers have to wait for it, and reports it here: it is counted, logged at a limited rate, and shown in the
+//! status if it is among the last ones.
 
 use std::collections::VecDeque;
 
@@ -14,13 +14,13 @@ use crate::{
     state::{keys::FeedId, stats::Stats},
 };
 
-/// How many rows are remembered. Beyond that, the row that was not met for the longest is forgotten.
+/// How many rows are remembered. Beyond that, the row that was found longest ago is forgotten.
 const ROWS_MAX: usize = 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SkippedAt {
     Key(Bytes),
-    /// In a feed, at this position.
+    /// A row at this position in a feed.
     Row(FeedId, Sequence),
 }
 
@@ -33,24 +33,24 @@ impl std::fmt::Display for SkippedAt {
     }
 }
 
-/// A row that could not be decoded, and that a reader has skipped.
+/// A row that a reader skipped because it could not be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct SkippedRow {
-    /// Its place: a key, with unprintable bytes as `\x00`, or a feed and a sequence.
+    /// Where the row is: a key, with unprintable bytes as `\x00`, or a feed and a sequence.
     pub place: String,
-    /// Why it could not be decoded.
+    /// Why the row could not be decoded.
     pub reason: String,
-    /// When this process last met it, in milliseconds since 1970.
+    /// When this process last found the row, in milliseconds since 1970.
     pub last_ms: u64,
 }
 
-/// The last rows that this process has met and cannot decode, the newest last.
+/// The last rows that this process could not decode, the newest last.
 #[derive(Debug, Default)]
 pub(crate) struct Skipped(Mutex<VecDeque<SkippedRow>>);
 
 impl Skipped {
-    /// Reports that a reader went on without the row at `place`.
+    /// Reports that a reader skipped the row at `place`.
     pub fn note(&self, env: &Env, stats: &Stats, place: &SkippedAt, error: &Error) {
         stats.rows_skipped.add(1);
         let row = SkippedRow { place: place.to_string(), reason: error.to_string(), last_ms: env.wall_ms() };
@@ -65,7 +65,7 @@ impl Skipped {
         met.push_back(row);
     }
 
-    /// All rows.
+    /// Returns the remembered rows, the newest last.
     pub fn rows(&self) -> Vec<SkippedRow> {
         self.0.lock().iter().cloned().collect()
     }

@@ -1,4 +1,4 @@
-//! [`Stats`]: counts of the work of one process's roles.
+//! [`Stats`]: counts of the work of the roles of one process.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::base::{
     tasks,
 };
 
-/// Declares the counts and their snapshot.
+/// Declares the counts, and the snapshot of them.
 macro_rules! stats {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
-        /// Counts of the work of one process's roles.
+        /// Counts of the work of the roles of one process.
         #[derive(Debug, Default)]
         pub(crate) struct Stats {
             $($(#[doc = $doc])* pub $name: Count,)*
-            /// Events folded, in the lanes' order.
+            /// Events folded, in the order of the lanes.
             folded: [Count; 4],
-            /// The durations of folds that have written something.
+            /// The durations of folds that wrote something.
             pub fold_durations: Durations,
-            /// The present failures of the roles.
+            /// The current failures of the roles.
             pub health: Health,
         }
 
@@ -35,7 +35,7 @@ macro_rules! stats {
         }
 
         impl StatsSnapshot {
-            /// Each count except those by kind: its name, its description, and its value.
+            /// Returns each count except those by kind: its name, its description, and its value.
             #[cfg(feature = "http")]
             pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
                 [$((stringify!($name), concat!($($doc),*), self.$name),)*].into_iter()
@@ -60,58 +60,58 @@ stats! {
     fold_retries,
     /// Rows written to the feed.
     notifications,
-    /// Events of instances that had been replaced already; they changed no row.
+    /// Events of database instances that had already been replaced; they changed no row.
     stale_events,
-    /// How often a reader went on without a row that cannot be decoded.
+    /// How many times a reader skipped a row that cannot be decoded.
     rows_skipped,
     /// Doorbells rung in the store.
     doorbells,
-    /// Rows that the dispatcher's tail has read.
+    /// Rows that the tail of the dispatcher has read.
     rows_tailed,
-    /// Leases acquired, also those that the process had before.
+    /// Leases acquired, including those that the process had before.
     leases_acquired,
     /// Leases lost to other nodes while the process worked on them.
     leases_lost,
-    /// How often a node of the process has fallen out of the bus, and has given everything up.
+    /// How many times a node of the process fell out of the bus, and gave everything up.
     nodes_fallen_out,
-    /// Panics of the work on a leased resource, which was started again.
+    /// Panics in the work on a leased resource. The work starts again after each.
     work_panics,
-    /// How often a lease was without running work because the work had failed; it is tried again after a pause.
+    /// How many times a lease was without running work because the work had failed. It is tried again after a pause.
     leases_without_work,
-    /// Panics of tasks that keep a process going, such as heartbeats and polls; they were started again.
+    /// Panics in tasks that keep a process going, such as heartbeats and polls. The task starts again after each.
     task_panics,
     /// Rows of deleted databases that the janitor has dropped.
     tombstones_dropped,
     /// Closed topology entries that the janitor has dropped.
     topologies_dropped,
-    /// Consumers that the janitor has deleted because they had no member for too long.
+    /// Consumers that the janitor has deleted because they had had no member for too long.
     consumers_expired,
-    /// Rows that handlers of consumers have finished.
+    /// Rows that consumer handlers have finished.
     consumer_rows,
-    /// Checkpoints of consumers that were written outside of handlers' own transactions.
+    /// Checkpoints of consumers that were written outside of the handlers' own transactions.
     consumer_checkpoints,
     /// Failures of consumer handlers, including panics and stalls.
     consumer_failures,
     /// Panics in consumer handlers.
     consumer_panics,
-    /// How often an id was deferred because its work had failed too often, or stalled.
+    /// How many times an id was deferred because its work had failed too many times, or stalled.
     consumer_deferred,
     /// Panics in callbacks, and in the filter predicates that run before them.
     callback_panics,
-    /// Items that were skipped because a callback has panicked on them as often as its policy allows.
+    /// Items that were skipped because a callback panicked on them as many times as its policy allows.
     callback_skips,
     /// Panics in the tail of the dispatcher. The tail starts again after each.
     tail_panics,
     /// Rows sent by HTTP feeds.
     http_feed_rows,
-    /// Bytes of feeds of HTTP that were handed to connections.
+    /// Bytes of HTTP feeds that were handed to connections.
     http_feed_bytes,
-    /// Feeds of HTTP that were cut off by a failure.
+    /// HTTP feeds that were cut off by a failure.
     http_feed_failures,
 }
 
 impl Stats {
-    /// Runs the work that `make` returns until it ends. After a panic, which is counted and reported, it runs another one.
+    /// Runs the work that `make` returns until it ends. After a panic, which is counted and reported, it calls `make` again.
     pub fn supervised<W: Future<Output = ()>, M: FnMut() -> W>(
         self: &Arc<Self>,
         env: &Env,
@@ -122,7 +122,7 @@ impl Stats {
         async move { tasks::supervised(&env, make, |panic| stats.panicked(&env, what, panic)).await }
     }
 
-    /// Counts and reports a panic of the task `what`, which goes on.
+    /// Counts and reports a panic of the task `what`, which continues.
     pub fn panicked(&self, env: &Env, what: &str, panic: &str) {
         self.task_panics.add(1);
         self.health.panicked(env, what, panic);

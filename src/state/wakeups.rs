@@ -1,9 +1,9 @@
-//! [`Wakeups`]: up to where the feeds of a bus may have rows, as far as this process knows, and who waits for more.
+//! [`Wakeups`]: the last positions at which feeds of a bus may have rows, as far as this process knows, and the readers that wait for more.
 //!
-//! Commits of this process and the one [watcher](super::feed_watcher) of the process publish here, and everybody who waits for rows
-//! waits here, as a [`Listener`](super::feed_watcher::Listener). A head is never too low: a shard has no rows between its head and the
-//! position up to which the watcher has looked. So a reader that compares its own position with the head loses no message, whenever
-//! the message came.
+//! Commits of this process and the one [watcher](super::feed_watcher) of the process publish here, and everybody who waits for rows waits
+//! here, as a [`Listener`](super::feed_watcher::Listener). A head is never too low: a shard has no rows between its head and the position
+//! up to which the watcher has polled. So a reader that compares its own position with the head misses no message, whenever the message
+//! came.
 //!
 //! An append of this process moves the heads at once. The watcher expects it in the pulse, and so finds what others have appended.
 
@@ -27,7 +27,7 @@ use crate::{
     state::keys::{FeedId, Lanes, ShardId},
 };
 
-/// How many appends of this process are remembered at most until the watcher looks.
+/// The maximum number of appends of this process that are remembered until the watcher polls.
 const UNSEEN_MAX: usize = 10_000;
 
 /// The last position at which the shards of each lane may have rows.
@@ -36,7 +36,7 @@ pub(crate) type LaneHeads = [Sequence; Lanes::COUNT];
 /// The heads of a feed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Heads {
-    /// The number of the last change. No other change of the process has it, of whatever feed.
+    /// The number of the last change. Numbers are unique in the process, across all feeds.
     pub count: u64,
     lanes: LaneHeads,
 }
@@ -48,7 +48,7 @@ impl Default for Heads {
 }
 
 impl Heads {
-    /// Nothing is known, so all shards may have rows.
+    /// Creates heads of which nothing is known, so all shards may have rows.
     fn unknown(count: u64) -> Self {
         Self { count, lanes: [Sequence::MAX; Lanes::COUNT] }
     }
@@ -67,9 +67,9 @@ impl Heads {
 /// What the listeners want.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// How many listeners want the watcher to look within each interval.
+    /// How many listeners want the watcher to poll within each interval.
     polls: BTreeMap<Duration, usize>,
-    /// How many listeners to documents want it to read the notifications.
+    /// How many listeners to documents want the watcher to read the notifications.
     followers: usize,
     documents: BTreeMap<FeedId, watch::Sender<Heads>>,
 }
@@ -80,11 +80,11 @@ impl Wanted {
     }
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Wakeups {
     notifications: watch::Sender<Heads>,
-    /// The position up to which the watcher has looked. Rows of notifications up to it are at or before the heads.
+    /// The position up to which the watcher has polled. Rows of notifications up to this position are at or before the heads.
     looked: watch::Sender<Sequence>,
     /// Where the last append of this process to the notifications ended.
     appends: watch::Sender<Sequence>,
@@ -93,20 +93,20 @@ pub(crate) struct Wakeups {
     /// How many changes of heads there were; each change gets the next number.
     count: AtomicU64,
     wanted: Mutex<Wanted>,
-    /// Wakes the watcher when it should look, or when a listener wants more from it.
+    /// Wakes the watcher when it should poll, or when a listener wants more from it.
     more_wanted: Notify,
     /// The watcher, as long as there are listeners.
     watcher: Mutex<Option<(Weak<JoinSet<()>>, AbortHandle)>>,
 }
 
 impl Wakeups {
-    /// The first one is 1: the heads from before it have the number 0.
+    /// Returns the number of a new change. The first is 1: heads that have not changed yet have the number 0.
     fn next(&self) -> u64 {
         self.count.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Adds a listener to `feed`, for which the watcher looks within each `poll`, until it [leaves](Wakeups::leave). A listener to documents
-    /// that `follows` has the watcher read the notifications, because nobody else tells it of them.
+    /// Adds a listener to `feed`, for which the watcher polls within each `poll`, until the listener [leaves](Wakeups::leave). For a
+    /// listener to documents that `follows`, the watcher reads the notifications, because nobody else reports them to it.
     pub fn listen(
         &self,
         feed: &FeedId,
@@ -129,10 +129,10 @@ impl Wakeups {
         (heads, self.looked.subscribe())
     }
 
-    /// Removes a listener with its receiver.
+    /// Removes a listener and its receiver.
     pub fn leave(&self, feed: &FeedId, poll: Duration, follows: bool, heads: &mut watch::Receiver<Heads>) {
         let mut wanted = self.wanted.lock();
-        // Before the lock is free, so that of several that leave at once the last one finds no other.
+        // The receiver is replaced before the lock is free, so that if several listeners leave at once, the last one finds no other.
         *heads = self.notifications.subscribe();
         if let Some(listeners) = wanted.polls.get_mut(&poll) {
             *listeners -= 1;
@@ -146,17 +146,17 @@ impl Wakeups {
         }
     }
 
-    /// Completes when the watcher should look, or when a new listener wants more from it. Cancel safe.
+    /// Completes when the watcher should poll, or when a new listener wants more from it. Cancel safe.
     pub async fn more_wanted(&self) {
         self.more_wanted.notified().await;
     }
 
-    /// How often the watcher is to look.
+    /// How often the watcher should poll.
     pub fn poll_interval(&self) -> Duration {
         self.wanted.lock().poll_interval()
     }
 
-    /// Whether the watcher is to read the notifications for listeners to documents.
+    /// Whether the watcher should read the notifications for listeners to documents.
     pub fn are_followed(&self) -> bool {
         self.wanted.lock().followers > 0
     }
@@ -166,7 +166,7 @@ impl Wakeups {
         self.wanted.lock().documents.keys().cloned().collect()
     }
 
-    /// Rows may have been appended to `lanes` of the notifications, up to `to`.
+    /// Publishes that rows may have been appended to `lanes` of the notifications, up to `to`.
     pub fn moved(&self, lanes: Lanes, to: Sequence) {
         if lanes.is_empty() {
             return;
@@ -178,10 +178,10 @@ impl Wakeups {
                 (0..).map(ShardId).zip(&mut heads.lanes).filter(|(shard, _)| lanes.has(*shard))
             {
                 let known = if *head == Sequence::MAX {
-                    // Nothing was known before; appends of this process after the look are known, too.
+                    // Nothing was known before. Appends of this process after the poll are known, too.
                     unseen.iter().filter(|(_, lanes)| lanes.has(shard)).map(|(append, _)| *append).max()
                 } else {
-                    // A watcher that is being replaced may publish after the next one.
+                    // A watcher that is being replaced may publish after its successor.
                     Some(*head)
                 };
                 *head = known.map_or(to, |known| known.max(to));
@@ -189,31 +189,31 @@ impl Wakeups {
         });
     }
 
-    /// The watcher has looked at the notifications up to `to`, and has published what it saw.
+    /// Publishes that the watcher has polled the notifications up to `to`, and has already published what it saw.
     pub fn looked(&self, to: Sequence) {
         self.looked.send_replace(to);
     }
 
-    /// A feed of documents may have rows anywhere.
+    /// Publishes that a feed of documents may have rows anywhere.
     pub fn documents_moved(&self, feed: &FeedId) {
         if let Some(heads) = self.wanted.lock().documents.get(feed) {
             heads.send_replace(Heads::unknown(self.next()));
         }
     }
 
-    /// All feeds of documents may have rows anywhere.
+    /// Publishes that all feeds of documents may have rows anywhere.
     pub fn all_documents_moved(&self) {
         for heads in self.wanted.lock().documents.values() {
             heads.send_replace(Heads::unknown(self.next()));
         }
     }
 
-    /// The heads of a feed of documents were read, after change number `count` of the process; `None` if they cannot be read.
+    /// Publishes the heads of a feed of documents, if they could be read. `count` is what [`Wakeups::count`] returned before the read.
     pub fn found(&self, feed: &FeedId, count: u64, found: Option<LaneHeads>) {
         if let Some(heads) = self.wanted.lock().documents.get(feed) {
             let lanes = found.unwrap_or([Sequence::MAX; Lanes::COUNT]);
             heads.send_if_modified(|heads| {
-                // What was published since may not have been read.
+                // The read may have missed what was published after it began.
                 let is_news = heads.count < count && (heads.lanes != lanes || found.is_none());
                 if is_news {
                     *heads = Heads { count: self.next(), lanes };
@@ -228,11 +228,11 @@ impl Wakeups {
         self.count.load(Ordering::Relaxed) + 1
     }
 
-    /// This process has appended rows to `lanes` of the notifications, once each; none of them is after `to`, the end of the commit.
+    /// Publishes that this process appended rows to `lanes` of the notifications, once to each; none is after `to`, the end of the commit.
     pub fn appended(&self, lanes: Lanes, to: Sequence) {
         let mut unseen = self.unseen.lock();
         if unseen.len() == UNSEEN_MAX {
-            // They will seem to be appends of others.
+            // The forgotten appends will look like those of other processes.
             unseen.clear();
         }
         unseen.push((to, lanes));
@@ -259,17 +259,17 @@ impl Wakeups {
         seen.into_iter().filter(|(append, _)| *append > from).map(|(_, lanes)| lanes).collect()
     }
 
-    /// Has the watcher look at once: there may be rows of which this process knows too little.
+    /// Makes the watcher poll at once, because there may be rows of which this process knows too little.
     pub fn look(&self) {
         self.more_wanted.notify_one();
     }
 
-    /// A receiver of [`Wakeups::appended`].
+    /// Returns a receiver of the last position that [`Wakeups::appended`] has published.
     pub fn appends(&self) -> watch::Receiver<Sequence> {
         self.appends.subscribe()
     }
 
-    /// The watcher, which `start` starts if there is none, or if its runtime has ended. It ends with its last handle.
+    /// Returns the watcher, which `start` starts if there is none, or if its runtime has ended. It ends when its last handle is dropped.
     pub fn watcher(&self, start: impl FnOnce(&mut JoinSet<()>) -> AbortHandle) -> Arc<JoinSet<()>> {
         let mut watcher = self.watcher.lock();
         let living = watcher.as_ref().filter(|(_, task)| !task.is_finished());
@@ -318,7 +318,7 @@ mod tests {
         assert!(!wakeups.are_followed() && wakeups.documents().is_empty());
     }
 
-    /// Bug: two listeners left at once, and each took the other for one that stays, so the watcher went on to look at a feed without listeners.
+    /// Bug: when two listeners left at once, each thought that the other one stayed, so the watcher kept reading a feed without listeners.
     #[test]
     fn a_feed_whose_listeners_leave_at_once_has_none() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
@@ -329,8 +329,8 @@ mod tests {
         assert_eq!(wakeups.documents(), []);
     }
 
-    /// An append of this process may come while the watcher makes its first look, which has not seen it. The next look expects it, so nobody
-    /// else would wake a reader for it.
+    /// This process may append while the watcher makes its first poll, which does not see the append. The next poll expects the append, so
+    /// nobody else would wake a reader for it.
     #[test]
     fn a_first_look_keeps_an_append_that_it_has_not_seen() {
         let (wakeups, lanes) = (Wakeups::default(), [ShardId(1)].into_iter().collect());
@@ -343,7 +343,7 @@ mod tests {
         );
     }
 
-    /// The watcher expects each append once: one that it saw before it heard of it hides none of another process.
+    /// The watcher expects each append once: an append that it saw before the append was reported hides no append of another process.
     #[test]
     fn an_append_counts_for_one_look() {
         let (wakeups, lanes): (_, Lanes) = (Wakeups::default(), [ShardId(1)].into_iter().collect());
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(wakeups.take_unseen(position(9), position(20)), []);
     }
 
-    /// A message that comes while the watcher reads the heads of documents is not overwritten by what it reads: it may have read before.
+    /// A message that comes while the watcher reads the heads of documents is not overwritten by the result, which may be older.
     #[test]
     fn heads_that_were_read_do_not_hide_a_later_message() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
@@ -375,8 +375,8 @@ mod tests {
         assert!(!heads.has_changed().unwrap(), "nobody is woken for what is known");
     }
 
-    /// Bug: the numbers of a feed began again with its listeners, so a page that was read before nobody listened counted as new. Fix: they
-    /// are those of the process.
+    /// Bug: the numbers of a feed started again when it got listeners again, so a page that was read before the feed lost its listeners
+    /// counted as new. Fix: the numbers are unique in the process.
     #[test]
     fn a_feed_that_gets_listeners_again_has_no_number_of_before() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));

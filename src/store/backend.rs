@@ -18,40 +18,40 @@ use crate::base::{
 
 /// A store.
 pub(crate) trait Backend: Send + Sync + 'static {
-    /// A new transaction. Its read version is taken at its first read.
+    /// Begins a transaction. Its read version is taken at its first read.
     fn begin(&self) -> Box<dyn TransactionBackend>;
 
-    /// Whether all users of the store under `name` are dead: its opening keeps all other processes out, and
-    /// [`Backend::mark_used`] was not called for `name` since.
+    /// Whether all users of the store under `name` are dead: this opening keeps all other processes out, and [`Backend::mark_used`] has not
+    /// been called for `name` since.
     fn is_unused(&self, _name: &[u8]) -> bool {
         false
     }
 
-    /// From now on users of the store under `name` may live.
+    /// Notes that from now on there may be users of the store under `name`.
     fn mark_used(&self, _name: &[u8]) {}
 
-    /// Whether the store may have given out `version`. If an embedded store has not, another one has, such as the
-    /// same folder before an older copy took its place. A cluster keeps no such history.
+    /// Whether the store may have given out `version`. If an embedded store has not, another store has, such as the same folder before an
+    /// older copy took its place. A cluster keeps no such history.
     fn may_have_used(&self, _version: u64) -> bool {
         true
     }
 
-    /// The last version that the store gave out before it was opened, if it knows.
+    /// The last version that the store gave out before it was opened, if the store knows it.
     fn last_before_opening(&self) -> Option<u64> {
         None
     }
 
-    /// The error of the last commit, if it had no room on the disk.
+    /// The error of the last commit, if there was no room for it on the disk.
     fn shortage(&self) -> Option<StoreError> {
         None
     }
 
-    /// The error of a store that takes no more writes.
+    /// The error of a store that takes no more writes; `None` if it takes some.
     fn failure(&self) -> Option<StoreError> {
         None
     }
 
-    /// Completes when the store takes no more writes; never for a store that cannot fail so.
+    /// Completes when the store takes no more writes; never for a store that cannot fail in this way.
     fn failed(&self) -> BoxFuture<'static, StoreError> {
         Box::pin(pending())
     }
@@ -76,19 +76,19 @@ pub(crate) trait TransactionBackend: Send + Sync {
     fn add_write_conflict(&self, range: KeyRange);
     /// A watch on `key`, armed by the commit.
     fn watch(&self, key: &[u8]) -> Answer<'_, Watch>;
-    /// Commits. `None` if there was nothing to write.
+    /// Commits the transaction. Returns `None` if there was nothing to write.
     fn commit(&self) -> Answer<'_, Option<Versionstamp>>;
     /// Bytes of keys, values and conflict ranges so far.
     fn approximate_size(&self) -> Answer<'_, usize>;
     /// Sets an option. [`Transaction`](super::Transaction) counts retries itself.
     fn set_option(&self, option: TransactionOption);
-    /// The ranges on which the last commit has failed, if the option to report them was set.
+    /// The ranges on which the last commit conflicted, if the option to report them was set.
     fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>>;
     /// Makes all later operations fail with `transaction_cancelled` (1025).
     fn cancel(&self);
-    /// Makes it a new transaction.
+    /// Makes this a new transaction.
     fn reset(&self);
-    /// Whether the same transaction, tried again after `error`, can succeed.
+    /// Whether the same transaction can succeed if it is tried again after `error`.
     fn is_retryable(&self, error: &StoreError) -> bool {
         error.is_retryable()
     }
@@ -98,12 +98,12 @@ pub(crate) trait TransactionBackend: Send + Sync {
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>>;
 }
 
-/// The answer of an operation: at once from memory, or later. A plain boxed future would cost an allocation for each
-/// read of the embedded store.
+/// The answer to an operation: at once from memory, or later. A plain boxed future would cost an allocation for each read of the embedded
+/// store.
 pub(crate) enum Answer<'a, T> {
-    /// Known already; taken by the first poll.
+    /// The answer is known already, and is taken by the first poll.
     Ready(Option<Result<T>>),
-    /// Still to come.
+    /// The answer is still to come.
     Waiting(BoxFuture<'a, Result<T>>),
 }
 

@@ -6,13 +6,13 @@ use smallvec::SmallVec;
 
 use super::Mutation;
 
-/// State of a layer that belongs to one attempt of a transaction: a commit takes it, a reset or a retry drops it. A layer holds
-/// back writes this way, to merge them.
+/// State of a layer that belongs to one attempt of a transaction: a commit takes it, a reset or a retry drops it. This is how a layer holds
+/// back writes, to merge them.
 pub(crate) trait Extension: Any + Default + Send {
-    /// About the bytes that its writes add to the size of the transaction.
+    /// Roughly how many bytes the writes that were held back add to the size of the transaction.
     fn size(&self) -> usize;
 
-    /// Gives `write` the writes that were held back.
+    /// Passes the writes that were held back to `write`.
     fn into_writes(self, write: &mut dyn FnMut(Mutation));
 }
 
@@ -37,7 +37,7 @@ impl<E: Extension> Held for E {
 pub(super) struct Extensions(SmallVec<[Box<dyn Held>; 2]>);
 
 impl Extensions {
-    /// The extension of this type, which is made on its first use.
+    /// Returns the extension of this type, which is created on first use.
     pub fn get<E: Extension>(&mut self) -> &mut E {
         let known = self.0.iter().position(|held| (&**held as &dyn Any).is::<E>());
         let index = known.unwrap_or_else(|| {
@@ -73,7 +73,7 @@ mod tests {
 
     type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-    /// Numbers to add to keys at the commit.
+    /// A test extension: numbers to add to keys at the commit.
     #[derive(Default)]
     struct Sums(BTreeMap<Vec<u8>, u64>);
 
@@ -99,7 +99,7 @@ mod tests {
         low.copy_from_slice(&(u128::from_le_bytes(wide) + u128::from(n)).to_le_bytes()[..9]);
     }
 
-    /// What an extension holds back comes after the other writes, once, and is forgotten with the transaction.
+    /// The writes that an extension holds back come after all others, once, and are forgotten with the transaction.
     #[tokio::test]
     async fn what_is_held_back_comes_last_and_is_forgotten_with_its_transaction() {
         for seed in 0..60 {

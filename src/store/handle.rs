@@ -20,12 +20,12 @@ use crate::base::{
     error::{Error, OpenCause, Result, StoreError},
 };
 
-/// What is in the folder `path`.
+/// Reads what is in the folder `path`, and changes nothing.
 fn inspected(path: &Path) -> Result<Inspection> {
     embedded::inspect(&*embedded::open_folder(path, false)?, path)
 }
 
-/// A handle on a store: a cluster, a folder or memory. Clones are cheap and share it. A [`Db`](crate::Db) is one of the many
+/// A handle on a store: a cluster, a folder or memory. Clones are cheap and share the store. A [`Db`](crate::Db) is one of the many
 /// databases that a layer keeps in it.
 ///
 /// ```
@@ -54,7 +54,7 @@ pub struct Store {
 struct Runs {
     /// Committed runs, with or without writes.
     commits: AtomicU64,
-    /// Attempts that have failed and were repeated.
+    /// Attempts that failed and were repeated.
     retries: AtomicU64,
 }
 
@@ -62,18 +62,18 @@ impl Store {
     /// How many watches a client can have at once.
     pub const WATCHES_MAX: usize = types::WATCHES_MAX;
 
-    /// A new store in memory. It is gone with its last handle.
+    /// Creates a store in memory. The store is lost when its last handle is dropped.
     pub fn memory() -> Self {
         Self::memory_in(Env::system())
     }
 
-    /// A new store in memory that takes time and randomness from `env`.
+    /// Creates a store in memory that takes time and randomness from `env`.
     pub fn memory_in(env: Env) -> Self {
         Self::embedded(Engine::memory(env.clone()), env)
     }
 
-    /// The store in the folder `path`, which is created if it does not exist. Every commit is on disk before it is
-    /// acknowledged. The whole content is kept in memory as well. The store is closed with its last handle.
+    /// Opens the store in the folder `path`, which is created if it does not exist. Every commit is on disk before it is acknowledged. The
+    /// whole content is kept in memory as well. The store is closed when its last handle is dropped.
     ///
     /// Fails with [`Error::Open`](crate::Error::Open) if the folder is a file, is not writable, is open in another process,
     /// or is damaged. Opening reads the whole store and blocks the thread.
@@ -81,18 +81,17 @@ impl Store {
         Self::open_dir_with(path, &FolderOptions::default())
     }
 
-    /// [`Store::open_dir`] with other options.
+    /// Does the same as [`Store::open_dir`], with other options.
     pub fn open_dir_with(path: impl AsRef<Path>, options: &FolderOptions) -> Result<Self> {
         let env = Env::system();
         Ok(Self::embedded(Engine::open(path.as_ref(), env.clone(), options)?, env))
     }
 
-    /// The content of the folder `path`, for reading. This changes nothing in the folder: it needs only the right to
-    /// read it, and another process may have it open. Then this is what that process has written so far; the last
-    /// commit may not have been acknowledged yet. Commits with writes fail with `database_locked` (1038), which is
-    /// final.
+    /// Opens the content of the folder `path` for reading. This changes nothing in the folder: it needs only the right to read it, and
+    /// another process may have the folder open. In that case the content is what that process has written so far; the last commit may not
+    /// have been acknowledged yet. Commits with writes fail with `database_locked` (1038), which is final.
     ///
-    /// Fails with [`Error::Open`](crate::Error::Open) if there is no store, or it is damaged.
+    /// Fails with [`Error::Open`](crate::Error::Open) if there is no store, or if it is damaged.
     pub fn open_dir_to_read(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
         let (path, env) = (path.as_ref(), Env::system());
         let inspection = inspected(path)?;
@@ -111,8 +110,8 @@ impl Store {
         Ok(inspected(path.as_ref())?.report)
     }
 
-    /// Puts a copy of the folder `from` into the folder `to`, which must be empty or missing. The copy has everything that was committed up
-    /// to some moment during the call, even if another process commits meanwhile. To restore it, put it in the place of `from`, or open it
+    /// Copies the folder `from` to the folder `to`, which must be empty or missing. The copy has everything that was committed up to some
+    /// moment during the call, even if another process commits meanwhile. To restore the copy, put it in the place of `from`, or open it
     /// where it is.
     ///
     /// Fails with [`Error::Open`](crate::Error::Open) if `from` is damaged or is not a store, or if `to` cannot be written. After a failure
@@ -121,7 +120,7 @@ impl Store {
         let from = from.as_ref();
         let inspection = inspected(from)?;
         if let Some(first) = inspection.report.damages.first() {
-            let reason = format!("damaged: {first}; a copy would not show it any more");
+            let reason = format!("damaged: {first}; a copy would no longer show it");
             return Err(Error::Open { path: from.to_owned(), cause: OpenCause::Damaged, reason });
         }
         let to = to.as_ref();
@@ -129,22 +128,22 @@ impl Store {
         Ok(inspection.report)
     }
 
-    /// [`Store::open_dir`] with time and randomness from `env`.
+    /// Does the same as [`Store::open_dir`], with time and randomness from `env`.
     pub fn open_dir_in(path: impl AsRef<Path>, env: Env) -> Result<Self> {
         Ok(Self::embedded(Engine::open(path.as_ref(), env.clone(), &FolderOptions::default())?, env))
     }
 
-    /// The cluster of `cluster_file`. The first call in a process boots the client's network thread; call
+    /// Connects to the cluster of `cluster_file`. The first call in a process boots the client's network thread; call
     /// [`stop_network`](super::stop_network) before the process exits.
     ///
-    /// Fails with [`Error::Open`](crate::Error::Open) if there is no such file, or the cluster does not answer in
-    /// time, and with [`Error::Invalid`](crate::Error::Invalid) if the client library does not offer the API version.
+    /// Fails with [`Error::Open`](crate::Error::Open) if there is no such file, or if the cluster does not answer in time, and with
+    /// [`Error::Invalid`](crate::Error::Invalid) if the client library does not offer the API version.
     #[cfg(feature = "foundationdb")]
     pub async fn foundationdb(cluster_file: impl AsRef<Path>) -> Result<Self> {
         Self::foundationdb_with(cluster_file, &super::FoundationDbOptions::default()).await
     }
 
-    /// [`Store::foundationdb`] with other options.
+    /// Does the same as [`Store::foundationdb`], with other options.
     #[cfg(feature = "foundationdb")]
     pub async fn foundationdb_with(
         cluster_file: impl AsRef<Path>,
@@ -154,40 +153,40 @@ impl Store {
         Ok(Self::new(Arc::new(backend), Env::system()))
     }
 
-    /// The cluster that the caller has connected to, for layers that use the client directly. The caller has booted
-    /// the client's network, and stops it.
+    /// Uses the cluster that the caller has connected to, for layers that use the client directly. The caller boots the client's network,
+    /// and stops it.
     #[cfg(feature = "foundationdb")]
     pub fn from_foundationdb(client: Arc<::foundationdb::Database>) -> Self {
         Self::new(Arc::new(super::fdb::Fdb::from_client(client)), Env::system())
     }
 
-    /// The handle of a new process on `engine`.
+    /// Returns the handle of a new process on `engine`.
     fn embedded(engine: Engine, env: Env) -> Self {
         Self::new(Arc::new(Embedded::new(Arc::new(engine))), env)
     }
 
-    /// The handle of a new process on the store behind `backend`.
+    /// Returns the handle of a new process on the store behind `backend`.
     pub(super) fn new(backend: Arc<dyn Backend>, env: Env) -> Self {
         Self { backend, env, runs: Arc::default() }
     }
 
-    /// A handle on the store that `wrap` puts around this one, for a process with this `env`. To the store it is another process.
+    /// A handle on the store that `wrap` puts around this one, for a process with this `env`. To the store, that is another process.
     #[cfg(feature = "test-util")]
     pub(super) fn wrapped<B: Backend>(&self, env: Env, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
         Self { backend: Arc::new(wrap(Arc::clone(&self.backend))), env, runs: Arc::clone(&self.runs) }
     }
 
-    /// A new transaction. Most callers want [`Store::run`], which commits and retries.
+    /// Begins a transaction. Most callers want [`Store::run`], which commits and retries.
     pub fn begin(&self) -> Transaction {
         Transaction::new(self.backend.begin(), self.env.random())
     }
 
     /// Runs `body` in a transaction and commits it, and repeats this while it fails with a retryable error.
     ///
-    /// `body` gets a handle on the transaction. It may run several times, so it should only read and write through
-    /// the transaction. After `commit_unknown_result` (1021) it runs again although the first run may have been
-    /// committed; `body` must be right in both cases. [`Transaction::may_have_committed`] says whether the first run may have been
-    /// committed. [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) is for effects that must not happen twice.
+    /// `body` gets a handle on the transaction. It may run several times, so it should only read and write through the transaction. After
+    /// `commit_unknown_result` (1021) it runs again although the first run may have been committed; `body` must be correct in both cases.
+    /// [`Transaction::may_have_committed`] says whether the first run may have been committed.
+    /// [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) is for effects that must not happen twice.
     ///
     /// # Errors
     ///
@@ -205,7 +204,7 @@ impl Store {
         self.run_with(&RetryPolicy::default(), body).await
     }
 
-    /// [`Store::run`] with other limits.
+    /// Does the same as [`Store::run`], with other limits.
     pub async fn run_with<T, F, R>(&self, policy: &RetryPolicy, body: F) -> Result<T>
     where
         F: Fn(Transaction) -> R,
@@ -214,7 +213,7 @@ impl Store {
         Ok(self.run_committed(policy, body).await?.0)
     }
 
-    /// [`Store::run_with`] for a caller that needs the commit; `None` if there was nothing to write.
+    /// Does the same as [`Store::run_with`], for a caller that needs the commit; `None` if there was nothing to write.
     pub(crate) async fn run_committed<T, F, R>(
         &self,
         policy: &RetryPolicy,
@@ -248,34 +247,34 @@ impl Store {
         (self.runs.commits.load(Ordering::Relaxed), self.runs.retries.load(Ordering::Relaxed))
     }
 
-    /// Whether all users of the store under `name` are dead: [`Backend::is_unused`].
+    /// Whether all users of the store under `name` are dead; see [`Backend::is_unused`].
     pub(crate) fn is_unused(&self, name: &[u8]) -> bool {
         self.backend.is_unused(name)
     }
 
-    /// From now on users of the store under `name` may live: [`Backend::mark_used`].
+    /// Notes that from now on there may be users of the store under `name`; see [`Backend::mark_used`].
     pub(crate) fn mark_used(&self, name: &[u8]) {
         self.backend.mark_used(name);
     }
 
-    /// Whether the store may have given out `version`: [`Backend::may_have_used`].
+    /// Whether the store may have given out `version`; see [`Backend::may_have_used`].
     pub(crate) fn may_have_used(&self, version: u64) -> bool {
         self.backend.may_have_used(version)
     }
 
-    /// The last version that the store gave out before it was opened: [`Backend::last_before_opening`].
+    /// The last version that the store gave out before it was opened; see [`Backend::last_before_opening`].
     pub(crate) fn last_before_opening(&self) -> Option<u64> {
         self.backend.last_before_opening()
     }
 
-    /// The error of the last commit, if it had no room on the disk of the folder. Nothing is lost, and commits succeed again once there
-    /// is room.
+    /// The error of the last commit, if there was no room for it on the disk of the folder. Nothing is lost, and commits succeed again once
+    /// there is room.
     pub fn shortage(&self) -> Option<Error> {
         self.backend.shortage().map(Error::Store)
     }
 
-    /// The error of a store that takes no more writes, because the disk of its folder has failed. Reads go on. All
-    /// acknowledged commits are there when it is opened again; so a program should report the error and end.
+    /// The error of a store that takes no more writes, because the disk of its folder failed. Reads continue. All acknowledged commits will
+    /// be there when the store is opened again, so a program should report the error and exit.
     pub fn failure(&self) -> Option<Error> {
         self.backend.failure().map(Error::Store)
     }
@@ -287,8 +286,8 @@ impl Store {
         async { Error::Store(failed.await) }
     }
 
-    /// Reads with `body` in a transaction at `version`, and repeats this while it fails with a retryable error.
-    /// `None` if the store no longer keeps that version.
+    /// Reads with `body` in a transaction at `version`, and repeats this while it fails with a retryable error. Returns `None` if the store
+    /// no longer keeps that version.
     pub(crate) async fn read_at<T, F, R>(&self, version: u64, body: F) -> Result<Option<T>>
     where
         F: Fn(Transaction) -> R,

@@ -1,20 +1,19 @@
 //! The store: one ordered, transactional key-value store with FoundationDB's semantics.
 //!
-//! Upper layers see one concrete pair, [`Store`] and [`Transaction`], and the retry runner [`Store::run`].
-//! Behind them is a backend; all backends pass the same conformance suite (`tests/conformance`). The embedded backend
-//! keeps everything in memory and, on request, in a folder; the FoundationDB backend (cargo feature `foundationdb`)
-//! is for clusters.
+//! Upper layers see two concrete types, [`Store`] and [`Transaction`], and the retry runner [`Store::run`]. Behind them is a backend; all
+//! backends pass the same conformance suite (`tests/conformance`). The embedded backend keeps everything in memory and, on request, in a
+//! folder; the FoundationDB backend (cargo feature `foundationdb`) is for clusters.
 //!
 //! # Semantics
 //!
-//! - A transaction reads at one read version, and sees its own writes. Serializable reads go into its read-conflict
-//!   set; the commit fails with `not_committed` (1020) when a key of that set was written since. Snapshot reads,
-//!   blind writes and atomic operations conflict with nothing.
+//! - A transaction reads at one read version, and sees its own writes. Serializable reads go into its read-conflict set; the commit fails
+//!   with `not_committed` (1020) if a key of that set has been written since. Snapshot reads, blind writes and atomic operations conflict
+//!   with nothing.
 //! - Mutations never fail at once: a key or value over its limit makes later reads and the commit fail.
-//! - A transaction lives 5 s (1007) and holds 10 MB (2101).
+//! - A transaction can live for 5 s (after that: 1007) and hold 10 MB (above that: 2101).
 //! - A commit stamps the mutations that ask for it with one versionstamp, which grows with every commit.
-//! - The result of a commit can be unknown (1021): it may have happened. [`Store::run`] then tries again, so its
-//!   body must be right if it happens twice; that of [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) happens once.
+//! - The result of a commit can be unknown (1021): the commit may have happened. [`Store::run`] then tries again, so its body must be
+//!   correct if it happens twice; the body of [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) happens only once.
 //! - A watch is a hint. Rescan after it fires, and keep a poll as a fallback.
 
 mod backend;

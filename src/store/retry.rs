@@ -1,4 +1,4 @@
-//! [`RetryPolicy`]: how long, how often and how fast a transaction is tried again; and the one loop of all retries.
+//! [`RetryPolicy`]: for how long, how many times and how fast a transaction is tried again; and the one loop for all retries.
 
 use std::time::Duration;
 
@@ -11,16 +11,15 @@ use crate::base::{
 
 /// Limits and pauses of [`Store::run_with`](super::Store::run_with).
 ///
-/// A cluster's client paces retries by itself; there the two limits hold and the pauses do not. Elsewhere the pause before
-/// attempt n + 1 is drawn at random between half and all of `backoff_min * 2^n`, at most `backoff_max`.
+/// The client of a cluster paces retries by itself, so there only the two limits apply, not the pauses. Elsewhere the pause before attempt
+/// n + 1 is drawn at random between half and all of `backoff_min * 2^n`, at most `backoff_max`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RetryPolicy {
     /// Give up after this many attempts. Default: no limit.
     pub attempts_max: Option<u32>,
-    /// Begin no attempt after this much time of trying. An attempt counts for at most
-    /// [`Transaction::LIFETIME`]: if it takes longer, the store was away, and the run
-    /// deserves another attempt when it is back. Default: 60 s.
+    /// Begin no further attempt after trying for this long. An attempt counts for at most [`Transaction::LIFETIME`]: if it takes longer,
+    /// the store was unavailable, and the run deserves another attempt once the store is back. Default: 60 s.
     pub elapsed_max: Option<Duration>,
     /// The first pause. Default: 1 ms.
     pub backoff_min: Duration,
@@ -62,14 +61,14 @@ pub(crate) struct Tries<'a> {
     transaction: Transaction,
     /// When the attempt began, on the clock of `env`.
     attempt_started: Duration,
-    /// How long the earlier attempts have tried.
+    /// How much time the earlier attempts count for.
     tried: Duration,
-    /// The number of the present attempt, counted from 1.
+    /// The number of the current attempt, counted from 1.
     number: u32,
 }
 
 impl<'a> Tries<'a> {
-    /// The first attempt of a run with `transaction`.
+    /// Begins the first attempt of a run with `transaction`.
     pub fn begin(transaction: Transaction, env: &'a Env, policy: &'a RetryPolicy) -> Self {
         Self { policy, env, transaction, attempt_started: env.now(), tried: Duration::ZERO, number: 1 }
     }
@@ -79,13 +78,13 @@ impl<'a> Tries<'a> {
         self.transaction.clone()
     }
 
-    /// The number of the present attempt, counted from 1.
+    /// The number of the current attempt, counted from 1.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Waits after `error` and begins the next attempt. Fails with the error that ends the run, if no other attempt
-    /// can help or is allowed.
+    /// Waits after `error` and begins the next attempt. Fails with the error that ends the run, if no further attempt can help or is
+    /// allowed.
     pub async fn recover(&mut self, error: Error) -> Result<()> {
         let last = match error {
             Error::Store(last) if self.transaction.is_retryable(&last) => last,

@@ -32,19 +32,18 @@ pub struct Committed {
 
 /// A transaction: reads at one version, writes at its commit, or not at all.
 ///
-/// Clones are handles on the same transaction, and all methods take `&self`, so that it can be lent to many parts of a
-/// layer. Dropping the last handle forgets its writes.
-/// [`Store::run`](super::Store::run) commits and retries by itself.
+/// Clones are handles on the same transaction, and all methods take `&self`, so that many parts of a layer can share it. Dropping the last
+/// handle discards its writes. [`Store::run`](super::Store::run) commits and retries by itself.
 ///
 /// # Errors
 ///
-/// Mutations do not fail at once; a key or value over its limit, or a key beyond `0xff`, makes later reads and the
-/// commit fail. Reads and the commit fail with the codes of [`StoreError`](crate::store::StoreError).
+/// Mutations do not fail at once; a key or value over its limit, or a key beyond `0xff`, makes later reads and the commit fail. Reads and
+/// the commit fail with the codes of [`StoreError`](crate::store::StoreError).
 ///
 /// # Cancel safety
 ///
-/// A read that is dropped has no effect, but may already have added to the read-conflict set. A commit that is dropped may
-/// or may not happen.
+/// A read that is dropped has no effect, except that it may already be in the read-conflict set. A commit that is dropped may or may not
+/// happen.
 #[derive(Clone)]
 pub struct Transaction(Arc<Inner>);
 
@@ -52,7 +51,7 @@ pub struct Transaction(Arc<Inner>);
 struct Inner {
     backend: Box<dyn TransactionBackend>,
     held: Mutex<Held>,
-    /// A random number, drawn for this transaction. Callers spread their load by it.
+    /// A random number for this transaction. Callers use it to spread their load.
     salt: u64,
     resets: AtomicU64,
     /// Whether an earlier attempt of the run may have been committed.
@@ -61,11 +60,11 @@ struct Inner {
 
 /// A listener to the commit of a transaction.
 pub(crate) trait AfterCommit: Send + Sync {
-    /// The commit has succeeded, or may have if not `is_certain`. Must not block.
+    /// Called when the commit succeeded, or may have succeeded if not `is_certain`. Must not block.
     fn committed(&self, token: u32, is_certain: bool);
 }
 
-/// Small numbers, a bit each.
+/// A set of small numbers, with one bit for each.
 #[derive(Default)]
 struct Tokens(SmallVec<[u64; 1]>);
 
@@ -114,15 +113,15 @@ impl Transaction {
         self.0.backend.get(key, isolation).await
     }
 
-    /// One page of rows. See [`Transaction::pages`] for all of them.
+    /// Reads one page of rows. See [`Transaction::pages`] for all of them.
     ///
-    /// A serializable read adds the read part to the read-conflict set: the whole range, or up to the last row when a
-    /// limit ended the page.
+    /// A serializable read adds the part that was read to the read-conflict set: the whole range, or up to the last row if a limit ended
+    /// the page.
     pub async fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Result<Page> {
         self.0.backend.get_range(read, isolation).await
     }
 
-    /// All rows of `range`, which must be few.
+    /// Reads all rows of `range`. There must be only a few.
     pub(crate) async fn all_rows(&self, range: KeyRange, isolation: Isolation) -> Result<Vec<Row>> {
         let mut pages = self.pages(RangeRead::new(range), isolation);
         let mut rows = Vec::new();
@@ -153,8 +152,8 @@ impl Transaction {
         self.0.backend.mutate(Mutation::Atomic(op, Bytes::copy_from_slice(key), operand));
     }
 
-    /// Makes the commit fail if `range` was written since the read version. Keys that the transaction has already
-    /// written are skipped, as in FoundationDB: add the range before the write.
+    /// Makes the commit fail if `range` was written since the read version. Keys that the transaction has already written are skipped, as
+    /// in FoundationDB: add the range before the write.
     pub fn add_read_conflict(&self, range: &KeyRange) {
         self.0.backend.add_read_conflict(range.clone());
     }
@@ -164,7 +163,7 @@ impl Transaction {
         self.0.backend.add_write_conflict(range.clone());
     }
 
-    /// A watch on `key`; see [`Watch`]. Fails with `too_many_watches` (1032) at the client's limit.
+    /// Sets a watch on `key`; see [`Watch`]. Fails with `too_many_watches` (1032) at the client's limit.
     pub async fn watch(&self, key: &[u8]) -> Result<Watch> {
         self.0.backend.watch(key).await
     }
@@ -174,10 +173,9 @@ impl Transaction {
         self.0.backend.read_version().await
     }
 
-    /// Reads at `version`, which another transaction has returned. The reads fail with `transaction_too_old` (1007)
-    /// if the store no longer keeps that version, and with `future_version` (1009) if the version is still to come.
-    /// After the first read, or a second time, this makes all later operations fail with `read_version_already_set`
-    /// (2010).
+    /// Reads at `version`, which another transaction returned. The reads fail with `transaction_too_old` (1007) if the store no longer
+    /// keeps that version, and with `future_version` (1009) if the version has not been reached yet. If this is called after the first
+    /// read, or a second time, all later operations fail with `read_version_already_set` (2010).
     pub fn set_read_version(&self, version: u64) {
         self.0.backend.set_read_version(version);
     }
@@ -187,7 +185,7 @@ impl Transaction {
         let Held { extensions, listeners } = std::mem::take(&mut *self.held());
         extensions.into_writes(|write| self.0.backend.mutate(write));
         let result = self.0.backend.commit().await;
-        // After an unknown result the caller may find that all is done, and never try again.
+        // An unknown result counts, too: the caller may find that everything was done, and never try again.
         let is_certain = result.as_ref().is_ok_and(Option::is_some);
         if is_certain || result.as_ref().is_err_and(Error::is_maybe_committed) {
             for (listener, tokens) in listeners {
@@ -197,43 +195,42 @@ impl Transaction {
         Ok(result?.map(|versionstamp| Committed { versionstamp }))
     }
 
-    /// Bytes of keys, values and conflict ranges so far; the commit fails with `transaction_too_large` (2101) over 10 MB.
+    /// Bytes of keys, values and conflict ranges so far. Above 10 MB the commit fails with `transaction_too_large` (2101).
     pub async fn approximate_size(&self) -> Result<usize> {
         let held = self.held().extensions.size();
         Ok(self.0.backend.approximate_size().await? + held)
     }
 
-    /// All pages of `read`, one at a time.
+    /// Reads all pages of `read`, one at a time.
     pub fn pages(&self, read: RangeRead, isolation: Isolation) -> Pages<'_> {
         Pages { transaction: self, rest: Some(read), isolation }
     }
 
-    /// Sets an option of this transaction. An invalid one makes all later operations fail with
-    /// `invalid_option_value` (2006).
+    /// Sets an option of this transaction. An invalid one makes all later operations fail with `invalid_option_value` (2006).
     pub fn set_option(&self, option: TransactionOption) {
         self.0.backend.set_option(option);
     }
 
-    /// The ranges of the read-conflict set on which the last commit has failed with `not_committed` (1020), if
-    /// [`TransactionOption::ReportConflicts`] was set before: for diagnosis. If there are many, a cluster returns
-    /// only some. Call it before the transaction is reset.
+    /// For diagnosis: the ranges of the read-conflict set on which the last commit failed with `not_committed` (1020), if
+    /// [`TransactionOption::ReportConflicts`] was set before. If there are many, a cluster returns only some. Call this before the
+    /// transaction is reset.
     pub async fn conflicting_ranges(&self) -> Result<Vec<KeyRange>> {
         self.0.backend.conflicting_ranges().await
     }
 
-    /// Makes all later operations fail with `transaction_cancelled` (1025), in every state of the transaction. A
-    /// commit under way still returns its result; a run that waits for its next attempt ends with that error.
+    /// Makes all later operations fail with `transaction_cancelled` (1025), in every state of the transaction. A commit that is under way
+    /// still returns its result; a run that is waiting for its next attempt ends with that error.
     pub fn cancel(&self) {
         self.0.backend.cancel();
     }
 
-    /// Whether an earlier attempt of this run may have been committed, because the result of its commit is unknown
-    /// (1021, 1039). A body whose effects must not happen twice then reads first what it would write.
+    /// Whether an earlier attempt of this run may have been committed, because the result of its commit is unknown (1021, 1039). If so, a
+    /// body whose effects must not happen twice should first read what it would write.
     pub fn may_have_committed(&self) -> bool {
         self.0.in_doubt.load(Ordering::Relaxed)
     }
 
-    /// Forgets all reads, writes and options: a new transaction.
+    /// Forgets all reads, writes and options, so that this is a new transaction.
     pub fn reset(&self) {
         self.0.resets.fetch_add(1, Ordering::Relaxed);
         self.0.in_doubt.store(false, Ordering::Relaxed);
@@ -241,13 +238,13 @@ impl Transaction {
         self.0.backend.reset();
     }
 
-    /// Whether the same transaction, tried again after `error`, can succeed, as the store judges it.
+    /// Whether the same transaction can succeed if it is tried again after `error`, as the store judges it.
     pub(crate) fn is_retryable(&self, error: &StoreError) -> bool {
         self.0.backend.is_retryable(error)
     }
 
-    /// Waits after `error` until the transaction can be tried again, and resets it; returns `error` if that cannot
-    /// help. `backoff` is the pause for backends without one of their own.
+    /// Waits after `error` until the transaction can be tried again, and resets it. Fails with `error` if another attempt cannot help.
+    /// `backoff` is the pause for backends without one of their own.
     pub(crate) async fn recover(
         &self,
         error: Error,
@@ -256,7 +253,7 @@ impl Transaction {
         let resets = self.resets();
         let in_doubt = error.is_maybe_committed();
         self.0.backend.recover(error, backoff).await?;
-        // If it was reset meanwhile, it is another transaction already, with writes of its own.
+        // If the transaction was reset meanwhile, it is already another one, with writes of its own.
         let again = resets + 1;
         if self.0.resets.compare_exchange(resets, again, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             *self.held() = Held::default();
@@ -265,14 +262,13 @@ impl Transaction {
         Ok(())
     }
 
-    /// Calls `with` with the transaction's extension of this type, which is made on its first use. `with` must not use the
-    /// transaction.
+    /// Calls `with` with the transaction's extension of this type, which is created on first use. `with` must not use the transaction.
     pub(crate) fn extension<E: Extension, T>(&self, with: impl FnOnce(&mut E) -> T) -> T {
         with(self.held().extensions.get())
     }
 
-    /// Calls `listener` with `token`, a small number, once the commit has succeeded, or may have; once, however often
-    /// this is called.
+    /// Calls `listener` with `token`, a small number, after the commit succeeded or may have succeeded. However many times this is called
+    /// with them, the listener gets the token only once.
     pub(crate) fn after_commit(&self, listener: &Arc<dyn AfterCommit>, token: u32) {
         let mut held = self.held();
         let known = held.listeners.iter_mut().find(|(other, _)| Arc::ptr_eq(other, listener));
@@ -285,23 +281,23 @@ impl Transaction {
         }
     }
 
-    /// How often the transaction was reset. Earlier reads are void then.
+    /// How many times the transaction was reset. Reads from before a reset are void.
     pub(crate) fn resets(&self) -> u64 {
         self.0.resets.load(Ordering::Relaxed)
     }
 
-    /// A random number of this transaction. Callers spread their load by it.
+    /// A random number for this transaction. Callers use it to spread their load.
     pub(crate) fn salt(&self) -> u64 {
         self.0.salt
     }
 
-    /// What it keeps until its commit. No holder of the lock uses the transaction.
+    /// Locks what the transaction keeps until its commit. Code that holds the lock must not use the transaction.
     fn held(&self) -> MutexGuard<'_, Held> {
         self.0.held.lock()
     }
 }
 
-/// The pages of a range, one after the other, within one transaction.
+/// The pages of a range, read one at a time within one transaction.
 pub struct Pages<'a> {
     transaction: &'a Transaction,
     rest: Option<RangeRead>,

@@ -1,5 +1,5 @@
-//! The types of the seam: ranges and pages, writes, options, watches; and the limits of all backends. Users know the limits as constants
-//! of [`Transaction`](super::Transaction) and [`Store`](super::Store).
+//! The types of the seam: ranges and pages, writes, options, watches; and the limits of all backends. Users see the limits as constants of
+//! [`Transaction`](super::Transaction) and [`Store`](super::Store).
 
 use std::{
     pin::Pin,
@@ -45,8 +45,8 @@ impl KeyRange {
         Self { begin: begin.into(), end: end.into() }
     }
 
-    /// The keys that start with `prefix`, itself included. A prefix of only `0xff` bytes has no end; the range then
-    /// reaches to the end of the space that layers may use.
+    /// The keys that start with `prefix`, including `prefix` itself. A prefix of only `0xff` bytes has no end, so the range reaches to the
+    /// end of the space that layers may use.
     pub fn prefix(prefix: impl Into<Bytes>) -> Self {
         let begin = prefix.into();
         let kept = begin.iter().rposition(|&byte| byte != 0xff).map_or(0, |last| last + 1);
@@ -58,22 +58,22 @@ impl KeyRange {
         Self { begin, end: end.into() }
     }
 
-    /// Exactly `key`.
+    /// The range of exactly `key`.
     pub fn key(key: &[u8]) -> Self {
         Self { begin: Bytes::copy_from_slice(key), end: key_after(key) }
     }
 
-    /// Whether `key` lies within.
+    /// Whether `key` lies within the range.
     pub fn contains(&self, key: &[u8]) -> bool {
         self.begin <= key && key < self.end
     }
 
-    /// Whether a key can lie within both.
+    /// Whether a key can lie within both ranges.
     pub(crate) fn intersects(&self, other: &Self) -> bool {
         (&self.begin).max(&other.begin) < (&self.end).min(&other.end)
     }
 
-    /// Whether no key lies within.
+    /// Whether no key can lie within the range.
     pub fn is_empty(&self) -> bool {
         self.begin >= self.end
     }
@@ -87,7 +87,7 @@ pub(crate) fn key_after(key: &[u8]) -> Bytes {
     after.into()
 }
 
-/// The rows to read, and how many at once.
+/// Which rows to read, and how many at once.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -112,7 +112,7 @@ pub(crate) fn key_after(key: &[u8]) -> Bytes {
 pub struct RangeRead {
     /// The keys to read.
     pub range: KeyRange,
-    /// The most rows of one page.
+    /// The maximum number of rows in a page.
     pub limit: usize,
     /// The page ends with the row that brings its keys and values to this many bytes.
     pub target_bytes: usize,
@@ -126,25 +126,25 @@ impl RangeRead {
         Self { range, limit: 10_000, target_bytes: 1_000_000, reverse: false }
     }
 
-    /// At most `limit` rows a page.
+    /// Limits each page to `limit` rows.
     #[must_use]
     pub fn limit(self, limit: usize) -> Self {
         Self { limit, ..self }
     }
 
-    /// About `target_bytes` a page.
+    /// Limits each page to about `target_bytes`.
     #[must_use]
     pub fn target_bytes(self, target_bytes: usize) -> Self {
         Self { target_bytes, ..self }
     }
 
-    /// From the end to the beginning.
+    /// Reads from the end to the beginning.
     #[must_use]
     pub fn reverse(self) -> Self {
         Self { reverse: true, ..self }
     }
 
-    /// The rest after `page`; `None` if `page` was the last one.
+    /// What is left to read after `page`; `None` if `page` was the last one.
     pub(crate) fn after(mut self, page: &Page) -> Option<Self> {
         let (last, _) = page.rows.last().filter(|_| page.more)?;
         if self.reverse {
@@ -165,13 +165,13 @@ pub struct Page {
     pub more: bool,
 }
 
-/// An operation that the store applies to whatever a key holds when the transaction commits. It reads nothing and
-/// conflicts with nothing. Operations on one key apply in their order.
+/// An operation that the store applies to whatever a key holds when the transaction commits. It reads nothing and conflicts with nothing.
+/// Operations on the same key are applied in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AtomicOp {
-    /// Adds little-endian numbers of the operand's length: a longer value is cut to it, a shorter or missing one
-    /// extended with zeros, and the sum wraps.
+    /// Adds little-endian numbers of the operand's length: a longer value is cut to that length, a shorter or missing one is extended with
+    /// zeros, and the sum wraps around.
     Add,
     /// Keeps the greater of value and operand, compared as little-endian numbers of the operand's length.
     Max,
@@ -207,7 +207,7 @@ pub(crate) enum Mutation {
 
 /// The bytes that a store counts for a write of `operand_len` bytes to a key of `key_len` bytes.
 pub(crate) fn write_len(key_len: usize, operand_len: usize) -> usize {
-    /// What a store counts for a write and its conflict range besides their bytes.
+    /// The bytes that a store counts for a write and its conflict range in addition to the bytes of both.
     const OVERHEAD: usize = 64;
     OVERHEAD + 3 * key_len + operand_len
 }
@@ -215,7 +215,7 @@ pub(crate) fn write_len(key_len: usize, operand_len: usize) -> usize {
 /// Whether a read can make the transaction conflict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Isolation {
-    /// The commit fails if the read keys were written since.
+    /// The commit fails if the keys that were read have been written since.
     Serializable,
     /// The read conflicts with nothing.
     Snapshot,
@@ -226,15 +226,14 @@ pub enum Isolation {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransactionOption {
-    /// Everything fails with `transaction_timed_out` (1031) this long after the transaction was made or reset. A commit
-    /// that is under way then may still happen.
+    /// All operations fail with `transaction_timed_out` (1031) this long after the transaction was made or reset. A commit that is under
+    /// way at that time may still happen.
     Timeout(Duration),
-    /// The commit of a larger transaction fails with `transaction_too_large` (2101), in bytes. At most 10 MB.
+    /// The size in bytes above which the commit fails with `transaction_too_large` (2101). At most 10 MB.
     SizeLimit(usize),
-    /// How urgent the transaction is. The embedded store treats all alike.
+    /// How urgent the transaction is. The embedded store treats all transactions alike.
     Priority(Priority),
-    /// Keep the ranges on which a commit failed, for
-    /// [`Transaction::conflicting_ranges`](super::Transaction::conflicting_ranges).
+    /// Keeps the ranges on which a commit failed, for [`Transaction::conflicting_ranges`](super::Transaction::conflicting_ranges).
     ReportConflicts,
 }
 
@@ -242,8 +241,8 @@ pub enum TransactionOption {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FolderOptions {
-    /// For how long commits wait while the disk has no room for a snapshot that is overdue. Then they fail with
-    /// [`StoreError::NO_ROOM`](super::StoreError::NO_ROOM), not committed. Default: 3 s.
+    /// How long commits wait while the disk has no room for an overdue snapshot. After that they fail with
+    /// [`StoreError::NO_ROOM`](super::StoreError::NO_ROOM), and have no effect. Default: 3 s.
     pub no_room_wait: Duration,
 }
 
@@ -258,22 +257,21 @@ impl Default for FolderOptions {
 /// How urgent a transaction is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Priority {
-    /// As usual. It does not cancel another priority.
+    /// The usual priority. Setting it does not cancel another priority.
     #[default]
     Default,
     /// Work that can wait: a loaded cluster throttles it first, and may not let it through at all.
     Batch,
-    /// Ahead of everything, and never throttled: not for the work of layers.
+    /// Comes before everything else, and is never throttled. Not meant for the work of layers.
     System,
 }
 
 /// Completes when the value of a key is no longer the one that the watching transaction saw.
 ///
-/// A watch is armed when its transaction commits. It fails with the error of a failed commit, and with
-/// `operation_cancelled` (1101) if there never is a commit; also, as late as this, with `too_many_watches` (1032). It
-/// may fire late, without a change, or not at all when the value changes back in between: rescan after it fires, and
-/// keep a poll as a fallback. Dropping it disarms it. Setting a watch is a serializable read of the key, so set none
-/// in a transaction that writes.
+/// A watch is armed when its transaction commits. It fails with the error of the commit if that fails, with `operation_cancelled` (1101) if
+/// there never is a commit, and possibly, even as late as this, with `too_many_watches` (1032). It may fire late, or without a change, or
+/// not at all if the value changes back in between: rescan after it fires, and keep a poll as a fallback. Dropping a watch disarms it.
+/// Setting a watch is a serializable read of the key, so do not set one in a transaction that writes.
 #[must_use = "a watch that is dropped is disarmed"]
 pub struct Watch(BoxFuture<'static, Result<()>>);
 

@@ -1,5 +1,5 @@
-//! Shared by the tests of the bus. Time is paused in most of them: waits cost nothing, and a poll that is a day away
-//! shows what only a poll could repair.
+//! Shared by the tests of the bus. Time is paused in most of them: waiting costs nothing, and if the next poll is a day away, a test shows
+//! what works without polls.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -21,7 +21,7 @@ pub const LIMIT: Duration = Duration::from_mins(2);
 /// An interval so long that the poll does not help within [`LIMIT`].
 pub const NEVER: Duration = Duration::from_hours(24);
 
-/// Random numbers from a seed that a failing test prints; `NOTIBUS_SEED` sets it.
+/// Returns random numbers from a seed that a failing test prints; `NOTIBUS_SEED` sets the seed.
 pub fn dice() -> fastrand::Rng {
     let given = std::env::var("NOTIBUS_SEED").ok();
     let seed = given.map_or_else(|| fastrand::u64(..), |seed| seed.parse().unwrap());
@@ -29,49 +29,49 @@ pub fn dice() -> fastrand::Rng {
     fastrand::Rng::with_seed(seed)
 }
 
-/// The creation number `instance` of `name`.
+/// Returns the database `name` in its creation number `instance`.
 pub fn db(name: &str, instance: u8) -> Db {
     Db::new(name.parse().unwrap(), DbInstance([instance; 16]))
 }
 
-/// Counters with these lanes: created, deleted, updated, `ddoc_updated`.
+/// Returns counters with these lanes: created, deleted, updated, `ddoc_updated`.
 pub fn counts(lanes: [u64; 4]) -> Counters {
     Counters::from_lanes(lanes)
 }
 
-/// A bus with one partition, so that everything meets in the same folds.
+/// Opens a bus with one partition, so that everything is folded together.
 pub async fn narrow_bus(store: &Store) -> Bus {
     let options = BusOptions::default().partitions(1);
     Bus::open(store, options).await.unwrap()
 }
 
-/// A bus with the default options.
+/// Opens a bus with the default options.
 pub async fn wide_bus(store: &Store) -> Bus {
     Bus::open(store, BusOptions::default()).await.unwrap()
 }
 
-/// A node for a role. It leaves with its last role.
+/// Joins a node for a role. The node leaves with its last role.
 pub async fn joined(bus: &Bus) -> Node {
     bus.node(NodeOptions::default()).await.unwrap()
 }
 
-/// A notifier that folds at once.
+/// Returns options for a notifier that folds at once.
 pub fn eager() -> NotifierOptions {
     NotifierOptions::default().fold_interval_max(Duration::ZERO)
 }
 
-/// A notifier that folds at once, and only after a hint.
+/// Returns options for a notifier that folds at once, but only after a hint.
 pub fn unpolled() -> NotifierOptions {
     eager().poll_interval(NEVER)
 }
 
-/// A janitor that soon deletes tombstones.
+/// Returns options for a janitor that deletes tombstones soon.
 pub fn forgetful() -> JanitorOptions {
     let (interval, tombstone_retention) = (Duration::from_secs(1), Duration::from_secs(10));
     JanitorOptions::default().interval(interval).tombstone_retention(tombstone_retention)
 }
 
-/// Commits `lanes` of `db`.
+/// Commits an event of `db` with these `lanes`.
 pub async fn record(store: &Store, bus: &Bus, db: &Db, lanes: [u64; 4]) {
     let producer = bus.producer();
     let counters = counts(lanes);
@@ -94,17 +94,17 @@ pub async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("waited in vain for {what}"));
 }
 
-/// Completes with `future`, or fails the test.
+/// Waits for `future` to complete, or fails the test.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
 }
 
-/// The row of `db`'s name.
+/// Reads the row of `db`'s name.
 pub async fn row(bus: &Bus, db: &Db) -> Option<Notification> {
     bus.feed().newest(&db.name).await.unwrap()
 }
 
-/// Waits until the row of `db` has `lanes` as its totals; returns it.
+/// Waits until the row of `db` has `lanes` as its totals, and returns the row.
 pub async fn row_with(bus: &Bus, db: &Db, lanes: [u64; 4]) -> Notification {
     let find =
         async || row(bus, db).await.filter(|row| row.instance == db.instance && row.totals == counts(lanes));
@@ -112,7 +112,7 @@ pub async fn row_with(bus: &Bus, db: &Db, lanes: [u64; 4]) -> Notification {
     find().await.unwrap()
 }
 
-/// All rows of the feed, in pages of `limit`.
+/// Reads all rows of the feed, in pages of `limit`.
 pub async fn rows_in_pages(bus: &Bus, limit: usize) -> Vec<Arc<Notification>> {
     let mut rows = Vec::new();
     let mut cursor = Cursor::BEGINNING;
@@ -126,21 +126,21 @@ pub async fn rows_in_pages(bus: &Bus, limit: usize) -> Vec<Arc<Notification>> {
     }
 }
 
-/// All rows of the feed.
+/// Reads all rows of the feed.
 pub async fn rows(bus: &Bus) -> Vec<Arc<Notification>> {
     rows_in_pages(bus, 10_000).await
 }
 
-/// How many rows of counters, stamps and design documents wait in the store.
+/// Counts the rows of counters, stamps and design documents that wait in the store.
 pub async fn waiting(store: &Store) -> usize {
-    // The tuple element of the family's number, after the default prefix.
+    // The byte after the default prefix is the family's number as a tuple element.
     let range = KeyRange::prefix(&b"notibus\x15\x01"[..]);
     let read = RangeRead::new(range).limit(100_000).target_bytes(usize::MAX);
     let page = store.begin().get_range(&read, Isolation::Snapshot).await.unwrap();
     page.rows.len()
 }
 
-/// The next item of a subscription; skips the end of the first scan.
+/// Returns the next item of a subscription; skips the end of the first scan.
 pub async fn next_news(subscription: &mut Subscription) -> Option<Item> {
     loop {
         match subscription.next().await {
@@ -150,13 +150,13 @@ pub async fn next_news(subscription: &mut Subscription) -> Option<Item> {
     }
 }
 
-/// The rows whose keys start with `prefix`.
+/// Reads the rows whose keys start with `prefix`.
 pub async fn stored(store: &Store, prefix: &[u8]) -> Vec<(Bytes, Bytes)> {
     let read = RangeRead::new(KeyRange::prefix(prefix.to_vec()));
     store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
 }
 
-/// Writes the row at `key`, whatever it is.
+/// Overwrites the row at `key`.
 pub async fn set(store: &Store, key: &[u8], value: &[u8]) {
     let write = async |tx: Transaction| {
         tx.set(key, value);

@@ -36,7 +36,7 @@ fn from(start: impl Into<Start>) -> ConsumerSettings {
     ConsumerSettings::default().start(start.into())
 }
 
-/// Number of stored rows of consumers.
+/// Returns the number of stored rows that belong to consumers.
 async fn kept(fixture: &ConsumerFixture) -> usize {
     let read = RangeRead::new(KeyRange::prefix(b"notibus\x15\x19".to_vec()));
     fixture.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows.len()
@@ -51,7 +51,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     let handle = fixture.bus.consumer(&"ü".repeat(128)).unwrap();
     let ahead = Sequence::new(Incarnation(0), Versionstamp::new(u64::MAX, 0), 0);
     let moved = Sequence::new(Incarnation(1), Versionstamp::new(0, 0), 0);
-    // A folder or a store in memory has never had this position: it belongs to another history.
+    // A folder or a store in memory never had this position: it belongs to another history.
     assert!(matches!(handle.create(&from(ahead)).await, Err(Error::Expired { .. })));
     assert!(matches!(handle.create(&from(moved)).await, Err(Error::Invalid { .. })));
     let never = ConsumerSettings::default().expiry(Some(Duration::ZERO));
@@ -96,13 +96,13 @@ async fn bad_input_is_refused_and_changes_nothing() {
     }
     let one = |id: &[u8]| Bytes::copy_from_slice(id);
     refusals.push(member().tenants(0, one).run(Ids::new().handler()).await);
-    // Consumers look no design documents up: each change of another one would come as well.
+    // Consumers do not look up design documents: changes to other ones would be delivered as well.
     let of_ddoc = notibus::Filter::all().ddocs(["_design/x".parse().unwrap()]).unwrap();
     refusals.push(member().filter(of_ddoc).run(Ids::new().handler()).await);
     for refused in refusals {
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     }
-    // What is for ids has no meaning in batches, and is not ignored.
+    // Options that only apply to ids are refused in batch mode instead of being ignored.
     let debounced = member().options(hinted().debounce(Duration::from_secs(1)));
     for member in [debounced, member().tenants(1, one)] {
         let refused = member.run_batches(Rows::new().handler()).await.unwrap_err();
@@ -119,7 +119,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     assert!(matches!(handle.again("[", false).await, Err(Error::Invalid { .. })));
 }
 
-/// The greatest values that are accepted, and times that mean never, work.
+/// The largest accepted values, and durations that mean never, work.
 #[tokio::test(start_paused = true)]
 async fn the_greatest_options_work() {
     let year = Duration::from_hours(366 * 24);
@@ -217,13 +217,13 @@ async fn a_consumer_with_living_members_is_reset_and_deleted_only_by_force() {
     handle.delete(true).await.unwrap();
     assert_eq!(kept(&fixture).await, 0);
     until("nothing is left to do", async || consumer.shards().is_empty()).await;
-    // It continues when the consumer exists again.
+    // The member continues when the consumer exists again.
     handle.create(&from(Start::Now)).await.unwrap();
     fixture.create(["new"]).await;
     log.until_names(&["new".to_owned()]).await;
     fixture.until_done().await;
     drop(consumer);
-    // It has died, and counts until its heartbeat has been missed.
+    // The member died, but counts until its heartbeats have been missed.
     assert!(matches!(handle.delete(false).await, Err(Error::ConsumerInUse { members: 1, .. })));
     until("its node is removed", async || handle.status().await.unwrap().members.is_empty()).await;
     handle.delete(false).await.unwrap();
@@ -272,7 +272,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
         assert_eq!(shard.rows as usize, rows.len(), "a dormant shard shows its true backlog");
         assert!(shard.age_ms.is_some_and(|age| age < 3_600_000));
     }
-    // More than the limit.
+    // These are more rows than the limit.
     feed.reshard(1, None).await.unwrap();
     handle.reset(Start::Now, false).await.unwrap();
     let many = ConsumerLag::ROWS_MAX as usize + 1;
@@ -298,7 +298,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A low watermark that was found before a reset would keep the consumer from what it is to do again.
+/// A low watermark that was computed before a reset would make the consumer skip what it should do again.
 #[tokio::test(start_paused = true)]
 async fn a_low_watermark_from_before_a_reset_is_not_written() {
     let fixture = ConsumerFixture::new(1).await;
@@ -324,7 +324,7 @@ async fn a_low_watermark_from_before_a_reset_is_not_written() {
     heir.shutdown().await.unwrap();
 }
 
-/// What tasks have passed before a reset must not move the low watermark after it: the consumer would leave out what it is to do again.
+/// Positions that tasks passed before a reset must not move the low watermark after it: the consumer would skip what it should do again.
 #[tokio::test(start_paused = true)]
 async fn a_paused_consumer_that_is_reset_begins_there_once_it_is_resumed() {
     let fixture = ConsumerFixture::new(1).await;
@@ -341,7 +341,7 @@ async fn a_paused_consumer_that_is_reset_begins_there_once_it_is_resumed() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Rows behind a reshard to which the consumer has not come would be left out of its lag.
+/// The lag would not include rows behind a reshard that the consumer has not reached.
 #[tokio::test(start_paused = true)]
 async fn the_lag_counts_what_waits_behind_a_reshard() {
     let fixture = ConsumerFixture::new(1).await;
@@ -360,8 +360,8 @@ fn deletes(attempt: &Attempt) -> bool {
     )
 }
 
-/// Regression: a deletion with an unknown result was committed. Before it was tried again, another client had created a consumer of the
-/// same name: that was deleted, too.
+/// Regression: a deletion was committed, but its result was unknown. Before it was retried, another client created a consumer of the same
+/// name, which was then deleted too.
 #[tokio::test(start_paused = true)]
 async fn a_deletion_that_is_tried_again_leaves_a_new_consumer_alone() {
     let fixture = ConsumerFixture::new(2).await;
@@ -392,8 +392,8 @@ async fn a_deletion_that_is_tried_again_leaves_a_new_consumer_alone() {
     assert_eq!(handle.status().await.unwrap().generation, 1, "the new one is there");
 }
 
-/// Regression: a creation with an unknown result was committed, and its consumer deleted. Tried again, it created a consumer with the same
-/// identity, which a deletion that was tried again took for the one that it had deleted before.
+/// Regression: a creation was committed, but its result was unknown, and its consumer was deleted. The retry created a consumer with the
+/// same identity, so a retried deletion took it for the one that it had deleted before.
 #[tokio::test(start_paused = true)]
 async fn a_creation_that_is_tried_again_makes_another_consumer() {
     let fixture = ConsumerFixture::new(2).await;
@@ -423,7 +423,7 @@ async fn a_creation_that_is_tried_again_makes_another_consumer() {
     assert_ne!(identity().await, Some(first));
 }
 
-/// What one look shows of all consumers, those of documents included.
+/// A single listing shows all consumers, including those of documents.
 #[tokio::test(start_paused = true)]
 async fn the_consumers_of_all_feeds_are_listed_with_their_members() {
     let fixture = ConsumerFixture::new(2).await;
@@ -454,7 +454,7 @@ async fn the_consumers_of_all_feeds_are_listed_with_their_members() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Regression: members were watched for 10 s, whatever expiry they had: one with a heartbeat each minute was taken for dead.
+/// Regression: members were watched for 10 s, whatever their expiry, so a member with one heartbeat per minute was taken for dead.
 #[tokio::test(start_paused = true)]
 async fn a_member_with_slow_beats_is_no_dead_one() {
     let fixture = ConsumerFixture::new(2).await;
@@ -473,7 +473,7 @@ async fn a_member_with_slow_beats_is_no_dead_one() {
     handle.delete(false).await.unwrap();
 }
 
-/// A paused consumer goes on where it was, with what it had deferred.
+/// A paused consumer continues where it was, with what it had deferred.
 #[tokio::test(start_paused = true)]
 async fn a_pause_loses_nothing() {
     for is_ordered in [false, true] {
@@ -488,7 +488,7 @@ async fn a_pause_loses_nothing() {
         fixture.create(names("a", 10)).await;
         fixture.until_done().await;
         fixture.handle().pause().await.unwrap();
-        // Until the member knows it, work may begin, which cannot be committed.
+        // Until the member notices the pause, it may begin work, but cannot commit it.
         pass(Duration::from_secs(5)).await;
         fixture.create(names("b", 10)).await;
         pass(Duration::from_mins(5)).await;

@@ -1,5 +1,5 @@
-//! What consumers cost, in transactions, reads and writes: nothing grows with partitions, shards or consumers while nothing moves, and a
-//! feed is read once for all consumers of a node.
+//! What consumers cost, in transactions, reads and writes. While nothing changes, the cost does not grow with partitions, shards or
+//! consumers, and a feed is read once for all consumers of a node.
 
 use std::{
     sync::{
@@ -25,30 +25,30 @@ use crate::{
     fixture::{ConsumerFixture, Log, pass},
 };
 
-/// How long operations are counted.
+/// The period over which operations are counted.
 const TIME: Duration = Duration::from_mins(30);
 
-/// The keys of all consumers.
+/// The prefix of the keys of all consumers.
 const CONSUMERS: &[u8] = b"notibus\x15\x19";
 
-/// The keys of low watermarks.
+/// The prefix of the keys of low watermarks.
 const LOW_WATERMARKS: &[u8] = b"notibus\x15\x19\x15\x03";
 
-/// The keys of rows of feeds.
+/// The prefix of the keys of rows in feeds.
 const ROWS: &[u8] = b"notibus\x15\x04";
 
 #[derive(Debug, Clone, Copy)]
 struct Size {
     partitions: u32,
     shards: u32,
-    /// Consumers of the notifications.
+    /// The number of consumers of notifications.
     consumers: usize,
     of_documents: usize,
 }
 
 const SMALL: Size = Size { partitions: 1, shards: 1, consumers: 1, of_documents: 1 };
 
-/// The operations of a node with all roles in [`TIME`] while nothing happens.
+/// Counts the operations of a node with all roles in [`TIME`] while nothing happens.
 async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
     let faults = Faults::new(&Store::memory());
     let Size { partitions, shards, .. } = size;
@@ -66,8 +66,8 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
         changes.create(&tx, &docs, &layout).await
     };
     faults.store().run(create).await.unwrap();
-    // Nothing is left that could move the pulse once the consumers have begun: the watcher once forgot up to where shards may have
-    // rows when it began to follow documents, and each shard was polled for itself until the next one moved.
+    // Nothing is left that could move the pulse once the consumers have started. Regression: the watcher forgot up to where shards may have
+    // rows when it began to follow documents, and each shard was polled separately until the next change.
     pass(Duration::from_secs(1)).await;
     assert!(bus.is_drained().await.unwrap());
     let mut members = Vec::new();
@@ -91,9 +91,9 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
     spent
 }
 
-/// A node with all roles begins a transaction each second, in which the notifier, the tail, the watcher and the watch over other nodes
-/// poll by two reads at one read version; each 2 s its heartbeat, which reads nothing; each minute it looks at the end of each shard of documents (`waiting`
-/// counts that).
+/// A node with all roles begins a transaction each second, in which the notifier, the tail, the watcher and the watch over other nodes poll
+/// with two reads at one read version; every 2 s its heartbeat, which reads nothing; and every minute it checks the end of each shard of
+/// documents (`waiting` counts that).
 #[tokio::test(start_paused = true)]
 async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
     let options = ConsumerOptions::default();
@@ -109,7 +109,7 @@ async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
         Size { partitions: 256, shards: 16, consumers: 8, of_documents: 8 },
     ] {
         let spent = idle(size, options.clone()).await;
-        // Pauses are jittered; and keys have a byte more where numbers are greater.
+        // The tolerance is for jittered pauses, and for keys that have another byte where numbers are larger.
         let within = |spent: u64, least: u64, percent: u64| spent * 100 <= least * (100 + percent);
         assert!(within(spent.transactions, least.transactions, 3), "{size:?}: {spent:?} after {least:?}");
         assert!(within(spent.write_commits, least.write_commits, 3), "{size:?}: {spent:?} after {least:?}");
@@ -119,7 +119,7 @@ async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
     }
 }
 
-/// The watcher of the process polls for all shards at once, so their own polls have nothing to do.
+/// The watcher of the process polls for all shards at once, so the shards have no reason to poll separately.
 #[tokio::test(start_paused = true)]
 async fn shards_are_not_polled_while_the_watcher_polls() {
     let never = ConsumerOptions::default().poll_interval(Duration::MAX);
@@ -128,7 +128,7 @@ async fn shards_are_not_polled_while_the_watcher_polls() {
     assert!(with.transactions <= without.transactions * 101 / 100, "{with:?} after {without:?}");
 }
 
-/// The attempts of a trace that write keys which begin with `prefix`.
+/// Counts the attempts in a trace that write keys that begin with `prefix`.
 fn writes_of(attempts: &[Attempt], prefix: &[u8]) -> usize {
     let writes = |attempt: &&Attempt| {
         attempt.mutations().any(|mutation| match mutation {
@@ -142,8 +142,8 @@ fn writes_of(attempts: &[Attempt], prefix: &[u8]) -> usize {
     attempts.iter().filter(writes).count()
 }
 
-/// How many reads of rows, and writes of consumers, `consumers` consumers on one node make in half an hour, in which a database that
-/// `filter` wants, or not, is updated every ten seconds.
+/// Counts the reads of rows, and the writes for consumers, that `consumers` consumers on one node make in half an hour, while a database
+/// that `filter` may or may not want is updated every ten seconds.
 async fn trickle(consumers: usize, shards: u32, filter: Filter) -> (usize, usize) {
     let store = Store::memory();
     let trace = Trace::new(&store);
@@ -177,12 +177,12 @@ async fn trickle(consumers: usize, shards: u32, filter: Filter) -> (usize, usize
     found
 }
 
-/// Ten consumers of a node cost one reading of the feed.
+/// Ten consumers on a node read the feed only once.
 #[tokio::test(start_paused = true)]
 async fn a_node_reads_the_feed_once_for_all_of_its_consumers() {
     let (of_one, _) = trickle(1, 1, Filter::all()).await;
     let (of_ten, _) = trickle(10, 1, Filter::all()).await;
-    // For their low watermarks they read no rows: their tasks know what they have passed.
+    // They read no rows for their low watermarks: their tasks know what they have passed.
     assert!(of_one >= 180 && of_ten <= of_one + 20, "{of_ten} reads, and of one {of_one}");
 }
 
@@ -208,7 +208,7 @@ async fn a_row_costs_a_checkpoint_of_its_shard() {
     );
 }
 
-/// Nothing is written for consumers while nothing moves, whatever they have deferred or left behind.
+/// Nothing is written for consumers while nothing changes, whatever they have deferred or left behind.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_written_while_nothing_moves() {
     let store = Store::memory();
@@ -240,7 +240,7 @@ async fn nothing_is_written_while_nothing_moves() {
     notifier.shutdown().await.unwrap();
 }
 
-/// While a consumer does not get on, its checkpoints are read for the low watermark every ten minutes, not every half a minute.
+/// While a consumer makes no progress, its checkpoints are read for the low watermark every ten minutes, not every half a minute.
 #[tokio::test(start_paused = true)]
 async fn the_checkpoints_of_a_consumer_that_is_stuck_are_read_less_and_less() {
     let fixture = ConsumerFixture::new(1).await;
@@ -262,7 +262,7 @@ async fn the_checkpoints_of_a_consumer_that_is_stuck_are_read_less_and_less() {
     consumer.shutdown().await.unwrap();
 }
 
-/// If the watcher cannot poll, each shard is polled for itself, and rows still come.
+/// If the watcher cannot poll, each shard is polled separately, and rows still arrive.
 #[tokio::test(start_paused = true)]
 async fn shards_are_polled_when_the_watcher_cannot_poll() {
     let fixture = ConsumerFixture::new(3).await;
@@ -284,7 +284,7 @@ async fn shards_are_polled_when_the_watcher_cannot_poll() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A settled worker learns of new work by its next poll: another node that joins, a consumer that is created again.
+/// A settled worker learns of new work by its next poll: another node that joins, or a consumer that is created again.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_has_settled_notices_what_changes() {
     let fixture = ConsumerFixture::new(4).await;
@@ -310,7 +310,7 @@ async fn a_node_that_has_settled_notices_what_changes() {
     assert_eq!(second.shards().len(), 4, "the consumer is created again");
 
     pass(Duration::from_mins(20)).await;
-    // It dies without a hint.
+    // The node dies without a hint.
     drop(joined);
     pass(NodeOptions::default().expiry + interval * 2).await;
     assert_eq!(first.shards().len(), 4, "a node has died");

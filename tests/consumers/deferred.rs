@@ -1,4 +1,4 @@
-//! Deferred ids: what failed, stalls or runs for long, and what somebody has asked for again.
+//! Deferred ids: work that failed, stalls or takes long, and work that somebody requested again.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ use crate::{
 type Ids = Log<Work<Notification>>;
 type Rows = Log<Batch<Notification>>;
 
-/// Bug: the turn of deferred ids passed over an id that ran, and did not look at its key again.
+/// Bug: the turn of deferred ids skipped an id that was running, and did not read its key again.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_while_the_id_runs_follows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -54,7 +54,7 @@ async fn work_asked_for_while_the_id_runs_follows() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The same for an id whose long run has a key.
+/// The same, but for an id whose long run already has a key.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_during_a_long_run_follows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -84,7 +84,7 @@ async fn work_asked_for_during_a_long_run_follows() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Nobody who does not want an id gets it because somebody asked for all.
+/// A request for all ids does not deliver an id that the consumer does not want.
 #[tokio::test(start_paused = true)]
 async fn only_wanted_ids_are_worked_on_again() {
     let fixture = ConsumerFixture::new(1).await;
@@ -101,8 +101,8 @@ async fn only_wanted_ids_are_worked_on_again() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: an id that nobody wants had a key that named its database, as though it had been worked on, after somebody had asked for all ids.
-/// Asked for again after the end of the database, it was given to the handler.
+/// Bug: after somebody had asked for all ids, an id that nobody wants had a key that named its database, as if it had been worked on. When
+/// it was requested again after the end of the database, it was delivered to the handler.
 #[tokio::test(start_paused = true)]
 async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
     let fixture = ConsumerFixture::new(1).await;
@@ -123,7 +123,7 @@ async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A request to work on a deferred id again brings no news of what was finished before.
+/// A request to work on a deferred id again does not make news of work that was finished before.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_of_a_deferred_id_tells_only_what_is_not_finished() {
     let fixture = ConsumerFixture::new(1).await;
@@ -151,7 +151,7 @@ async fn work_asked_for_of_a_deferred_id_tells_only_what_is_not_finished() {
     consumer.shutdown().await.unwrap();
 }
 
-/// An id that is done, and one in a drained shard, are worked on again once, with effects in transactions, at either width.
+/// A finished id and an id in a drained shard are worked on again once, with effects in transactions, both by ids and in batches.
 #[tokio::test(start_paused = true)]
 async fn effects_of_work_done_again_happen_once_more() {
     for is_ordered in [false, true] {
@@ -211,7 +211,7 @@ fn counting_rows(fixture: &ConsumerFixture) -> Rows {
     })
 }
 
-/// Bug: the run that was under way when its id was discarded set what is finished back to its own row.
+/// Bug: the run that was in progress when its id was discarded moved what counts as finished back to its own row.
 #[tokio::test(start_paused = true)]
 async fn a_discarded_id_is_not_worked_on_again_by_the_end_of_its_run() {
     for succeeds in [false, true] {
@@ -236,14 +236,14 @@ async fn a_discarded_id_is_not_worked_on_again_by_the_end_of_its_run() {
         pass(Duration::from_mins(20)).await;
         assert_eq!(log.calls(), 1, "succeeds: {succeeds}");
         assert!(!fixture.handle().discard(b"a").await.unwrap());
-        // Later rows are worked on.
+        // Later rows are still worked on.
         fixture.update("a", 1).await;
         log.until_calls(2).await;
         drop(consumer);
     }
 }
 
-/// A discarded run can commit nothing more.
+/// A discarded run can no longer commit anything.
 #[tokio::test(start_paused = true)]
 async fn a_discarded_run_commits_nothing() {
     let fixture = ConsumerFixture::new(1).await;
@@ -271,7 +271,7 @@ async fn a_discarded_run_commits_nothing() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A run that takes longer than a checkpoint interval does not hold the checkpoint, and repeats after a crash.
+/// A run that takes longer than a checkpoint interval does not hold the checkpoint back, and is repeated after a crash.
 #[tokio::test(start_paused = true)]
 async fn a_long_run_does_not_hold_the_checkpoint() {
     let fixture = ConsumerFixture::new(1).await;
@@ -401,7 +401,7 @@ async fn deferred_ids_and_the_shard_do_not_starve_each_other() {
     drop(consumer);
 }
 
-/// Deferred ids that hang, in as many runs as a shard has, would keep its rows from being worked on forever.
+/// As many hanging runs of deferred ids as a shard can have would keep its rows from being worked on forever.
 #[tokio::test(start_paused = true)]
 async fn deferred_ids_that_hang_leave_room_for_rows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -429,7 +429,7 @@ async fn deferred_ids_that_hang_leave_room_for_rows() {
     drop(consumer);
 }
 
-/// A backlog of batches would keep a deferred id from its turn until its end.
+/// A backlog of batches would keep a deferred id waiting until the backlog ends.
 #[tokio::test(start_paused = true)]
 async fn a_deferred_id_has_its_turn_between_batches() {
     let fixture = ConsumerFixture::new(1).await;
@@ -454,7 +454,7 @@ async fn a_deferred_id_has_its_turn_between_batches() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: ids with keys took the room that is meant for others, so that nothing was read while they ran.
+/// Bug: ids with keys occupied the places that are meant for others, so nothing was read while they ran.
 #[tokio::test(start_paused = true)]
 async fn long_runs_do_not_keep_a_small_member_from_reading() {
     let fixture = ConsumerFixture::new(1).await;
@@ -474,7 +474,7 @@ async fn long_runs_do_not_keep_a_small_member_from_reading() {
     drop(consumer);
 }
 
-/// Bug: as many long runs as half of the concurrency kept all deferred ids from their turn.
+/// Bug: if half of the concurrency was used by long runs, no deferred id ever got its turn.
 #[tokio::test(start_paused = true)]
 async fn long_runs_do_not_keep_deferred_ids_from_their_turn() {
     let fixture = ConsumerFixture::new(1).await;
@@ -503,7 +503,7 @@ async fn long_runs_do_not_keep_deferred_ids_from_their_turn() {
     drop(consumer);
 }
 
-/// What a handler learned of the life of `a`: the database that is gone, and that of the row, unless it is a tombstone.
+/// What a handler learned about the databases named `a`: the database that is gone, and the one of the row, unless it is a tombstone.
 type Lives = Arc<Mutex<Vec<(Option<DbInstance>, Option<DbInstance>)>>>;
 
 fn living(lives: &Lives, fails: impl Fn(&Work<Notification>) -> bool + Send + Sync + 'static) -> Ids {
@@ -521,7 +521,7 @@ async fn change(fixture: &ConsumerFixture, instance: u8, lanes: [u64; 4], totals
     row_with(&fixture.other, &db("a", instance), totals).await;
 }
 
-/// Bug: an attempt that failed for a database was forgotten when its successor came before the next attempt.
+/// Bug: a failed attempt for a database was forgotten when the successor of the database came before the next attempt.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_whose_work_has_failed_is_reported() {
     let [one, two] = [1, 2].map(|instance| DbInstance([instance; 16]));
@@ -566,7 +566,7 @@ async fn a_new_database_of_a_deferred_name_is_worked_on_at_once() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The work on a database was committed, and the key says so when the database ends: the handler learns of that end once, and then of the next one.
+/// The work on a database was committed, and its key says so when the database ends: the handler learns of that end once, then of the next.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_with_finished_work_is_reported() {
     let fixture = ConsumerFixture::new(1).await;
@@ -602,7 +602,7 @@ async fn the_end_of_a_database_with_finished_work_is_reported() {
     let seen = lives.lock().unwrap().clone();
     assert_eq!(seen[..2], all[..2]);
     assert_eq!(seen[2].1, Some(two));
-    // A crash before the checkpoint repeats nothing of it.
+    // A crash before the checkpoint repeats none of this work.
     drop(consumer);
     let consumer = fixture.other_member().await.options(options).run(log.handler()).await.unwrap();
     consumer.caught_up().await.unwrap();
@@ -611,7 +611,7 @@ async fn the_end_of_a_database_with_finished_work_is_reported() {
     fixture.until_done().await;
 }
 
-/// Bug: the end of a finished database was worked on again after a crash, as ends are always wanted.
+/// Bug: the end of a finished database was worked on again after a crash, because ends are always wanted.
 #[tokio::test(start_paused = true)]
 async fn a_committed_end_is_not_worked_on_again_after_a_crash() {
     let fixture = ConsumerFixture::new(1).await;
@@ -629,8 +629,8 @@ async fn a_committed_end_is_not_worked_on_again_after_a_crash() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: a request to work again on an id that was never deferred did not know its database. When that ended, and the work failed until
-/// the tombstone was dropped, the handler never learned of the end. A second request must not forget the database, either.
+/// Bug: a request to work again on an id that was never deferred did not know the id's database. When the database ended, and the work
+/// failed until the tombstone was dropped, the handler never learned of the end. A second request must not forget the database, either.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_gone() {
     for asks_twice in [false, true] {
@@ -645,7 +645,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_g
         change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
         consumer.caught_up().await.unwrap();
         consumer.shutdown().await.unwrap();
-        // Nobody works for it meanwhile.
+        // Nobody works for the consumer meanwhile.
         fails.store(true, Ordering::Relaxed);
         fixture.handle().again("a", false).await.unwrap();
         change(&fixture, 1, [0, 1, 0, 0], [1, 1, 0, 0]).await;
@@ -669,7 +669,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_g
     }
 }
 
-/// The attempts on a deferred id are those of its key: a member that begins goes on with them, and with the growth of the pauses.
+/// The attempts on a deferred id are counted in its key: a member that starts continues the count, and the growth of the pauses.
 #[tokio::test(start_paused = true)]
 async fn the_pauses_of_a_deferred_id_grow_over_restarts() {
     let fixture = ConsumerFixture::new(1).await;
@@ -696,7 +696,7 @@ async fn the_pauses_of_a_deferred_id_grow_over_restarts() {
     assert!(attempts.lock().unwrap().iter().copied().eq(1..=7));
 }
 
-/// Rows of an id whose work fails do not shorten its pause, and what is tried is the newest one.
+/// New rows of an id whose work fails do not shorten its pause, and the next attempt is on the newest row.
 #[tokio::test(start_paused = true)]
 async fn new_rows_do_not_shorten_the_pause_of_a_deferred_id() {
     for is_ordered in [false, true] {
@@ -734,7 +734,7 @@ async fn new_rows_do_not_shorten_the_pause_of_a_deferred_id() {
     }
 }
 
-/// However often an id changes, it is worked on once per debounce, and not later than that after its first change.
+/// However often an id changes, it is worked on once per debounce, and not later than one debounce after its first change.
 #[tokio::test(start_paused = true)]
 async fn changes_are_debounced() {
     let fixture = ConsumerFixture::new(1).await;

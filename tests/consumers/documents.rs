@@ -48,7 +48,7 @@ impl Documents {
         Self { fixture, docs }
     }
 
-    /// Edits the document `id` for the time `position`, whose last edit is at `previous`. Returns where it is now.
+    /// Records edit number `position` of the document `id`, whose previous edit is at `previous`. Returns the sequence of the edit.
     async fn edit(&self, id: &str, position: u64, previous: Option<Sequence>) -> Sequence {
         let changes = self.fixture.other.changes();
         let edit = async |tx: Transaction| {
@@ -60,7 +60,7 @@ impl Documents {
         ran.value.of(ran.committed)
     }
 
-    /// Informs the consumers as an edit does, without one.
+    /// Notifies the consumers as an edit does, but without an edit.
     async fn hint(&self) {
         record(&self.fixture.store, &self.fixture.other, &self.docs, [0, 0, 1, 0]).await;
     }
@@ -78,7 +78,7 @@ impl Documents {
     }
 }
 
-/// Bug: the newest row of a document was looked up by a key that only notifications had. So a document whose work failed was forgotten.
+/// Bug: the newest row of a document was looked up by a key that only notifications had, so a document whose work failed was forgotten.
 #[tokio::test(start_paused = true)]
 async fn a_document_whose_work_fails_is_tried_in_its_newest_row() {
     for is_ordered in [false, true] {
@@ -138,7 +138,7 @@ async fn documents_are_worked_on_again() {
     assert_eq!(documents.fixture.handle().again("a*", false).await.unwrap(), 2);
     log.until_calls(7).await;
     documents.fixture.until_done().await;
-    // Over a reshard.
+    // The same across a reshard.
     documents.fixture.other.changes().feed(&documents.docs).reshard(2, None).await.unwrap();
     documents.edit("c1", 1, None).await;
     log.until_calls(8).await;
@@ -150,7 +150,7 @@ async fn documents_are_worked_on_again() {
     consumer.shutdown().await.unwrap();
 }
 
-/// An edit that comes while its document is to be worked on again does not come before its older row.
+/// If a document that is to be worked on again is edited, the edit is not delivered before the older row.
 #[tokio::test(start_paused = true)]
 async fn a_document_asked_for_again_is_never_given_in_an_older_row() {
     let documents = Documents::new(1).await;
@@ -176,7 +176,7 @@ async fn a_document_asked_for_again_is_never_given_in_an_older_row() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The feed of a database is removed: its consumers end, nothing is stored of them any more, and no document is said to be gone.
+/// The feed of a database is removed: its consumers end, nothing remains stored for them, and no document is reported as gone.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_ends_with_its_feed() {
     for is_ordered in [false, true] {
@@ -208,7 +208,7 @@ async fn a_consumer_ends_with_its_feed() {
     }
 }
 
-/// The janitor keeps the entries from the one of a consumer of documents on, and drops them behind it.
+/// The janitor keeps the entries from the one that a consumer of documents is in, and drops those before it.
 #[tokio::test(start_paused = true)]
 async fn the_entries_to_which_a_consumer_of_documents_goes_over_are_kept() {
     let documents = Documents::new(30).await;
@@ -233,7 +233,7 @@ async fn the_entries_to_which_a_consumer_of_documents_goes_over_are_kept() {
     let begun = async || documents.fixture.handle().status().await.unwrap().shards.len();
     feed.reshard(3, None).await.unwrap();
     documents.hint().await;
-    // All shards but one are drained, and have saved that.
+    // All shards but one are drained, and that is saved.
     pass(Duration::from_secs(5)).await;
     feed.reshard(1, None).await.unwrap();
     let options = JanitorOptions::default().interval(Duration::from_millis(100));
@@ -244,13 +244,13 @@ async fn the_entries_to_which_a_consumer_of_documents_goes_over_are_kept() {
     is_closed.store(false, Ordering::Relaxed);
     goes_on.notify_waiters();
     until("the consumer has gone over", async || begun().await == 1).await;
-    // The first entry has a row.
+    // The first entry still has a row.
     until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
     janitor.shutdown().await.unwrap();
     consumer.shutdown().await.unwrap();
 }
 
-/// All documents come in order, and none twice, at either width.
+/// All documents are delivered in order, and none twice, both by ids and in batches.
 #[tokio::test(start_paused = true)]
 async fn every_document_comes_once() {
     let documents = Documents::new(4).await;
@@ -269,8 +269,8 @@ async fn every_document_comes_once() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Regression: if a database was created again in the same fold, the consumers of its documents were informed of the new instance only, and
-/// went on with the old one until their next poll: 39 s. These never poll.
+/// Regression: if a database was created again in the same fold, the consumers of its documents were notified only for the new instance,
+/// and continued with the old one until their next poll: 39 s. The consumers here never poll.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_of_a_replaced_database_ends_by_the_fold() {
     let documents = Documents::new(2).await;
@@ -292,7 +292,7 @@ async fn a_consumer_of_a_replaced_database_ends_by_the_fold() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: of documents, a version ahead of the store counted as one up to which everything is finished, so the barrier said yes at once.
+/// Bug: for documents, a version ahead of the store counted as a version up to which everything is finished, so the barrier passed at once.
 #[tokio::test(start_paused = true)]
 async fn a_version_ahead_of_the_store_is_refused() {
     let documents = Documents::new(1).await;
@@ -307,7 +307,7 @@ async fn a_version_ahead_of_the_store_is_refused() {
     drop(consumer);
 }
 
-/// Bug: a wanted row after the version held a barrier up, if nothing was saved in between: one that fails and holds its shard, always.
+/// Bug: a wanted row after the version held a barrier up if nothing was saved in between: a row that fails and holds its shard, forever.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_does_not_wait_for_later_rows() {
     let documents = Documents::new(1).await;
@@ -322,7 +322,7 @@ async fn a_barrier_does_not_wait_for_later_rows() {
     drop(consumer);
 }
 
-/// A document waits for a consumer, and is edited again: its row moves behind the barrier, which said that the first edit was worked on.
+/// A document waits for a consumer and is edited again: its row moves behind the barrier, which claimed that the first edit was worked on.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_waits_for_a_document_that_is_edited_again() {
     let documents = Documents::new(1).await;

@@ -23,7 +23,7 @@ use crate::{
 type Ids = Log<Work<Notification>>;
 type Rows = Log<Batch<Notification>>;
 
-/// Other libraries skip the first batch of all if it fails.
+/// Other libraries skip the very first batch if it fails.
 #[tokio::test(start_paused = true)]
 async fn a_first_batch_that_fails_comes_again() {
     let fixture = ConsumerFixture::new(1).await;
@@ -39,12 +39,12 @@ async fn a_first_batch_that_fails_comes_again() {
     let consumer = member.run_batches(log.handler()).await.unwrap();
     fixture.until_done().await;
     consumer.shutdown().await.unwrap();
-    // The batch, then each row alone, the first one twice.
+    // First the batch, then each row alone, the first one twice.
     assert_eq!(log.names(), ["db0", "db1", "db2", "db0", "db0", "db1", "db2"]);
     assert_eq!(fixture.bus.stats().consumer_failures, 2);
 }
 
-/// How the work on an id fails that is held.
+/// How the work on an id that is held fails.
 #[derive(Debug, Clone, Copy)]
 enum Fails {
     Error,
@@ -52,7 +52,7 @@ enum Fails {
     Stall,
 }
 
-/// Side by side, an id that fails holds the checkpoint, and nothing else. It gets no key.
+/// With ids, one that fails and must be held holds the checkpoint back, and nothing else. It gets no key.
 #[tokio::test(start_paused = true)]
 async fn a_failing_id_holds_the_checkpoint_and_nothing_else_if_it_is_to() {
     for how in [Fails::Error, Fails::Panic, Fails::Stall] {
@@ -129,7 +129,7 @@ async fn only_the_rows_that_fail_are_deferred() {
         let after = (deferred[0].shard, &deferred[0].id[..]);
         assert_eq!(fixture.handle().deferred(Some(after), 100).await.unwrap().len(), 1);
         assert_eq!(fixture.bus.stats().consumer_deferred, 2, "{is_ordered}");
-        // Others go on; a repair and a request bring them at once.
+        // The others continue; a repair and a request deliver the deferred ids at once.
         fixture.create(names("new", 3)).await;
         consumer.caught_up().await.unwrap();
         pass(Duration::from_mins(2)).await;
@@ -142,7 +142,7 @@ async fn only_the_rows_that_fail_are_deferred() {
     }
 }
 
-/// Bug: a handler that panicked was replaced, and the count of attempts with it. So a row at which it panics was never deferred.
+/// Bug: when a handler that panicked was replaced, the count of attempts was lost. So a row on which the handler panics was never deferred.
 #[tokio::test(start_paused = true)]
 async fn a_row_at_which_the_handler_panics_is_deferred() {
     for is_ordered in [false, true] {
@@ -176,7 +176,7 @@ async fn a_row_at_which_the_handler_panics_is_deferred() {
     }
 }
 
-/// Bug: the attempts of a row that moved away counted for the one behind it.
+/// Bug: the attempts on a row that moved away counted for the row after it.
 #[tokio::test(start_paused = true)]
 async fn attempts_of_one_row_do_not_count_for_another() {
     let fixture = ConsumerFixture::new(1).await;
@@ -204,8 +204,8 @@ async fn attempts_of_one_row_do_not_count_for_another() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A row that always fails gets a newer one between its attempts, behind rows that succeed. The attempts on the newer row were counted from
-/// one on, so the id was never deferred, and held its shard up for as long as it was updated.
+/// A row that always fails gets a newer one between its attempts, behind rows that succeed. Regression: the attempts on the newer row were
+/// counted from one, so the id was never deferred, and held its shard up for as long as it was updated.
 #[tokio::test(start_paused = true)]
 async fn a_failing_row_is_deferred_however_often_its_id_is_updated() {
     let fixture = ConsumerFixture::new(1).await;
@@ -233,7 +233,7 @@ async fn a_failing_row_is_deferred_however_often_its_id_is_updated() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Handlers that panic when they are opened, as long as there are `panics` left: in the call itself, or in its future.
+/// Handlers that panic in `opened` as long as there are `panics` left: in the call itself, or in its future.
 #[derive(Clone)]
 struct Shy {
     panics: Arc<AtomicU64>,
@@ -292,7 +292,7 @@ impl Handler<Work<Notification>> for Shy {
     }
 }
 
-/// Regression: a panic of `opened` was only logged, and the same handler got rows although its state was undefined. One in the call
+/// Regression: a panic in `opened` was only logged, and the same handler got rows although its state was undefined. A panic in the call
 /// itself, before there is a future, was not even caught: it ended the task of the shard.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_panics_when_it_is_opened_gets_nothing() {
@@ -320,7 +320,7 @@ async fn a_handler_that_panics_when_it_is_opened_gets_nothing() {
     }
 }
 
-/// A handler that hangs is dropped at the end, and what it had is worked on by the next member.
+/// A handler that hangs is dropped at shutdown, and the next member works on what it had.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_hangs_is_dropped_at_the_end() {
     for is_ordered in [false, true] {
@@ -347,8 +347,8 @@ async fn a_handler_that_hangs_is_dropped_at_the_end() {
     }
 }
 
-/// Bug: each time that a deferred id was due, the poll for rows started again. So a shard without hints was not polled as long as an
-/// id failed more often than that.
+/// Bug: each time that a deferred id was due, the timer of the poll for rows was reset. So a shard without hints was not polled as long as
+/// an id failed more often than that.
 #[tokio::test(start_paused = true)]
 async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
     for is_ordered in [false, true] {
@@ -388,7 +388,7 @@ async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
     }
 }
 
-/// A handler that hangs when it is closed.
+/// A handler that hangs in `closed`.
 #[derive(Clone)]
 struct Clinging;
 
@@ -412,7 +412,7 @@ impl Handler<Batch<Notification>> for Clinging {
     }
 }
 
-/// A handler that hangs when it is closed holds its shard, but no shutdown; and the next member goes on.
+/// A handler that hangs in `closed` holds its shard, but no shutdown; and the next member continues.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_does_not_close_is_dropped_at_the_end() {
     for is_ordered in [false, true] {
@@ -427,14 +427,14 @@ async fn a_handler_that_does_not_close_is_dropped_at_the_end() {
         fixture.until_done().await;
         fixture.other.feed().reshard(2, None).await.unwrap();
         fixture.create(["b"]).await;
-        // It is dropped after the time for a handover, and another one works on the successors.
+        // The handler is dropped after the time for a handover, and another one works on the successors.
         fixture.until_done().await;
         within("the shutdown", consumer.shutdown()).await.unwrap();
     }
 }
 
-/// Regression: a row that another version of the program has written cannot be decoded, and its shard was tried forever. It is skipped,
-/// counted and named, whatever happens to rows that fail.
+/// Regression: a row written by another version of the program could not be decoded, and its shard was retried forever. Such a row is
+/// skipped, counted and logged, whatever the policy for rows that fail.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_cannot_be_decoded_is_skipped() {
     for (is_ordered, failure) in [
@@ -463,7 +463,7 @@ async fn a_row_that_cannot_be_decoded_is_skipped() {
     }
 }
 
-/// Reads that fail for long are reported, and do not end the consumer.
+/// Reads that fail for a long time are reported, and do not end the consumer.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_is_waited_for() {
     let fixture = ConsumerFixture::new(2).await;

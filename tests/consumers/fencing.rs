@@ -1,4 +1,4 @@
-//! Exactly once: a member that has lost its lease, or does not know what it has committed, does no harm.
+//! Exactly once: a member that lost its lease, or does not know what it committed, does no harm.
 
 use std::{
     sync::{
@@ -26,7 +26,7 @@ use crate::{
 type Ids = Log<Work<Notification>>;
 type Rows = Log<Batch<Notification>>;
 
-/// A run of either width.
+/// A run of an id or of a batch.
 #[derive(Clone)]
 enum Run {
     Id(Work<Notification>),
@@ -56,7 +56,7 @@ impl Run {
         }
     }
 
-    /// Adds the rows to a counter, once.
+    /// Adds the number of rows to a counter, once.
     async fn count_in(&self, tx: &Transaction) -> notibus::Result<()> {
         if !self.commit_in(tx).await? {
             tx.atomic(AtomicOp::Add, b"rows", &self.rows().to_le_bytes());
@@ -65,7 +65,7 @@ impl Run {
     }
 }
 
-/// Members that do the same at either width.
+/// Logs that do the same for ids and for batches.
 #[derive(Clone)]
 struct Both {
     is_ordered: bool,
@@ -85,7 +85,7 @@ impl Both {
         Self { is_ordered, ids, rows }
     }
 
-    /// Counts rows, exactly once, in `store`.
+    /// Counts rows exactly once, in `store`.
     fn counting(is_ordered: bool, store: &Store) -> Self {
         let store = store.clone();
         Self::doing(is_ordered, move |run| {
@@ -116,14 +116,14 @@ impl Both {
     }
 }
 
-/// Whether an attempt writes the row of a node.
+/// Whether an attempt writes the row of a node, as a heartbeat does.
 fn beats(attempt: &Attempt) -> bool {
     attempt
         .mutations()
         .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(b"notibus\x15\x0e\x02main\x00\x15\x04")))
 }
 
-/// Node A has a pending transaction when B takes over. A cannot commit it, however late it wakes.
+/// Node A has a pending transaction when B takes over. A cannot commit the transaction, however late it wakes up.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_cannot_commit() {
     for is_ordered in [false, true] {
@@ -178,7 +178,7 @@ enum Change {
     Delete,
 }
 
-/// A reset, a pause and a deletion take the lease while a transaction is pending: it conflicts.
+/// A reset, a pause or a deletion takes the lease while a transaction is pending: the transaction conflicts.
 #[tokio::test(start_paused = true)]
 async fn a_transaction_from_before_a_change_of_the_consumer_cannot_commit() {
     for (is_ordered, change) in [
@@ -235,7 +235,7 @@ async fn a_transaction_from_before_a_change_of_the_consumer_cannot_commit() {
     }
 }
 
-/// The effect happens once, whether a commit of unknown result has happened or not.
+/// The effect happens once, whether or not a commit with an unknown result happened.
 #[tokio::test(start_paused = true)]
 async fn unknown_results_do_not_double_effects() {
     for is_ordered in [false, true] {
@@ -248,7 +248,7 @@ async fn unknown_results_do_not_double_effects() {
             CommitFault::After(unknown.clone()),
             CommitFault::Before(unknown.clone()),
             CommitFault::Before(StoreError::NOT_COMMITTED),
-            // The client gives up, but the handler fails only after it has committed.
+            // The client gives up, but the handler fails only after its commit.
             CommitFault::After(StoreError::TRANSACTION_TIMED_OUT),
             CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT),
         ]
@@ -266,7 +266,7 @@ async fn unknown_results_do_not_double_effects() {
     }
 }
 
-/// A commit that was given up happens later, when the same rows are in work again.
+/// A commit that was given up happens later, while the same rows are worked on again.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_comes_late_does_not_double_effects() {
     for is_ordered in [false, true] {
@@ -280,7 +280,7 @@ async fn a_commit_that_comes_late_does_not_double_effects() {
             let is_first = is_first.swap(false, Ordering::Relaxed);
             async move {
                 if !is_first {
-                    // The end of the run before has written what this has read.
+                    // The end of the previous run wrote what this commit had read.
                     let landed = late.commit_late().await;
                     assert!(landed.iter().all(Result::is_err), "{landed:?}");
                 }
@@ -298,7 +298,7 @@ async fn a_commit_that_comes_late_does_not_double_effects() {
     }
 }
 
-/// A node dies in the middle of work: it comes again on another node, unless it was committed.
+/// A node dies in the middle of work: the work is repeated on another node, unless it was committed.
 #[tokio::test(start_paused = true)]
 async fn work_whose_node_dies_comes_again_unless_it_was_committed() {
     for is_ordered in [false, true] {
@@ -333,7 +333,7 @@ async fn work_whose_node_dies_comes_again_unless_it_was_committed() {
     }
 }
 
-/// A crash repeats at most what one checkpoint interval brought.
+/// A crash repeats at most the work of one checkpoint interval.
 #[tokio::test(start_paused = true)]
 async fn a_crash_repeats_at_most_one_checkpoint_interval() {
     for is_ordered in [false, true] {
@@ -356,7 +356,7 @@ async fn a_crash_repeats_at_most_one_checkpoint_interval() {
     }
 }
 
-/// The lease is handed over between batches: nothing comes twice.
+/// The lease is handed over between batches: nothing is delivered twice.
 #[tokio::test(start_paused = true)]
 async fn a_handover_between_living_nodes_repeats_nothing() {
     for is_ordered in [false, true] {
@@ -386,8 +386,8 @@ fn writes_checkpoint(attempt: &Attempt) -> bool {
     )
 }
 
-/// Regression: a checkpoint timed out (1031), was written again, and then the next one was written. After that the first one was
-/// committed all the same. It had only the lease in its read-conflict set, and moved the consumer back.
+/// Regression: a checkpoint timed out (1031), was written again, and then the next one was written. After that, the first one was committed
+/// after all. It had only the lease in its read-conflict set, and moved the consumer back.
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_that_comes_late_sets_nobody_back() {
     for is_ordered in [false, true] {
@@ -413,7 +413,7 @@ async fn a_checkpoint_that_comes_late_sets_nobody_back() {
     }
 }
 
-/// A run fails while its transaction is pending. What it commits late conflicts with the end of the run, whether that defers the id or not.
+/// A run fails while its transaction is pending. A late commit conflicts with the end of the run, whether that defers the id or not.
 #[tokio::test(start_paused = true)]
 async fn a_failed_run_commits_nothing_late() {
     for (is_ordered, attempts_max) in [(false, 1), (false, 5), (true, 5)] {
@@ -447,7 +447,7 @@ async fn a_failed_run_commits_nothing_late() {
     }
 }
 
-/// A run commits, and fails: it is done, and nothing is deferred.
+/// A run commits and then fails: the work counts as done, and nothing is deferred.
 #[tokio::test(start_paused = true)]
 async fn a_run_that_fails_after_its_commit_is_done() {
     for is_ordered in [false, true] {
@@ -470,7 +470,7 @@ async fn a_run_that_fails_after_its_commit_is_done() {
     }
 }
 
-/// A node can be a member of a consumer once only.
+/// A node can be a member of a consumer only once.
 #[tokio::test(start_paused = true)]
 async fn a_node_is_a_member_once() {
     let fixture = ConsumerFixture::new(1).await;
@@ -479,19 +479,19 @@ async fn a_node_is_a_member_once() {
     let consumer = member().run(Ids::new().handler()).await.unwrap();
     let refused = member().run(Ids::new().handler()).await;
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
-    // Nor does it create one that was deleted meanwhile.
+    // The node does not create a deleted consumer again either.
     fixture.handle().delete(true).await.unwrap();
     let refused = member().run(Ids::new().handler()).await;
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     assert!(matches!(fixture.handle().status().await, Err(Error::NoConsumer { .. })));
-    // Once the member ends, another one begins, and creates it.
+    // Once the member ends, another one starts and creates the consumer.
     drop(consumer);
     let consumer = member().run(Ids::new().handler()).await.unwrap();
     until("it works", async || consumer.shards().len() == 1).await;
     consumer.shutdown().await.unwrap();
 }
 
-/// Effects outside of the store compare tokens: a later run of an id never has a smaller one.
+/// Effects outside the store compare tokens, so a later run of an id never has a smaller token.
 #[tokio::test(start_paused = true)]
 async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
     for is_ordered in [false, true] {
@@ -535,8 +535,8 @@ async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
     }
 }
 
-/// Runs that only leave what they have written in a transaction that nobody has committed, for the first `leaky` of them; the others write
-/// at once, without exactly-once.
+/// Makes runs that leave their writes in a transaction that nobody commits, for the first `leaky` runs; the others write at once, without
+/// exactly-once.
 fn leaking(store: &Store, leaky: usize) -> (Ids, Arc<Mutex<Vec<Transaction>>>) {
     let (leaked, left, store) = (Arc::default(), Arc::new(AtomicUsize::new(leaky)), store.clone());
     let kept: Arc<Mutex<Vec<Transaction>>> = Arc::clone(&leaked);
@@ -559,9 +559,9 @@ fn leaking(store: &Store, leaky: usize) -> (Ids, Arc<Mutex<Vec<Transaction>>>) {
     (log, leaked)
 }
 
-/// A handler does not wait for its transaction, which comes to be committed after the run of a newer row, whose end has written its key.
-/// Bug: a shard that read its keys again between the two runs did not know of the commit, so that the end of the second one wrote nothing,
-/// and the effect of the older row stayed.
+/// A handler does not wait for its transaction, which is committed only after the run of a newer row has ended and written its key. Bug: a
+/// shard that read its keys again between the two runs did not know of the commit, so the end of the second run wrote nothing, and the
+/// effect of the older row stayed.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_outlives_its_run_does_not_land_behind_the_next_run() {
     for reads_again in [false, true] {
@@ -589,7 +589,7 @@ async fn a_commit_that_outlives_its_run_does_not_land_behind_the_next_run() {
     }
 }
 
-/// A key that says less than the checkpoint, and of which nobody knows, is not removed: the newest row runs again.
+/// A key that is behind the checkpoint, and that no member knows of, is not removed: the newest row runs again.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_says_less_than_the_checkpoint_is_followed_by_the_newest_row() {
     let fixture = ConsumerFixture::new(1).await;
@@ -606,7 +606,7 @@ async fn a_key_that_says_less_than_the_checkpoint_is_followed_by_the_newest_row(
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["a"]).await;
     log.until_calls(1).await;
-    // The part of the catalogue with deferred ids.
+    // The part of the keyspace with deferred ids.
     let is_deferred = |key: &[u8]| key.windows(4).any(|window| window == b"\x15\x19\x15\x02");
     let all = RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..]));
     let page = fixture.store.begin().get_range(&all, Isolation::Snapshot).await.unwrap();
@@ -615,7 +615,7 @@ async fn a_key_that_says_less_than_the_checkpoint_is_followed_by_the_newest_row(
     log.until_calls(2).await;
     pass(Duration::from_secs(10)).await;
     set(&fixture.store, &key, &value).await;
-    // The shard reads its keys, and saves a checkpoint.
+    // This makes the shard read its keys and save a checkpoint.
     fixture.create(["b"]).await;
     log.until_calls(3).await;
     fixture.handle().again("b", false).await.unwrap();
@@ -627,8 +627,8 @@ async fn a_key_that_says_less_than_the_checkpoint_is_followed_by_the_newest_row(
     consumer.shutdown().await.unwrap();
 }
 
-/// A handler does not wait for its transaction. Once the checkpoint has passed its row, it cannot be committed any more: nobody would
-/// remove the key that it writes.
+/// A handler does not wait for its transaction. Once the checkpoint has passed its row, the transaction can no longer be committed, because
+/// nobody would remove the key that it writes.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_outlives_its_run_does_not_land_behind_the_checkpoint() {
     let fixture = ConsumerFixture::new(1).await;

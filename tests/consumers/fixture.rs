@@ -14,7 +14,7 @@ use notibus::{
 
 use crate::common::{NEVER, db, joined, record, row_with, unpolled, until};
 
-/// A bus in a store that fails as planned, with a notifier on another handle that does not fail.
+/// A bus in a store that fails as planned, with a notifier whose handle on the store does not fail.
 pub struct ConsumerFixture {
     /// The store without faults.
     pub store: Store,
@@ -24,12 +24,12 @@ pub struct ConsumerFixture {
     pub bus: Bus,
     /// The bus of another process.
     pub other: Bus,
-    /// Folds what is recorded.
+    /// The notifier, which folds what is recorded.
     _notifier: Notifier,
 }
 
 impl ConsumerFixture {
-    /// A bus whose feed has `shards` shards.
+    /// Makes a bus whose feed has `shards` shards.
     pub async fn new(shards: u32) -> Self {
         let store = Store::memory();
         let faults = Faults::new(&store);
@@ -40,17 +40,17 @@ impl ConsumerFixture {
         Self { store, faults, bus, other, _notifier: notifier }
     }
 
-    /// The consumer `c` as a whole.
+    /// Returns the handle of the consumer `c`.
     pub fn handle(&self) -> ConsumerHandle {
         self.other.consumer("c").unwrap()
     }
 
-    /// A member of the consumer `c`, on a node of its own in the members' process.
+    /// Makes a member of the consumer `c`, on its own node in the members' process.
     pub async fn member(&self) -> ConsumerBuilder<Notification> {
         member_of(&joined(&self.bus).await)
     }
 
-    /// A member of the consumer `c`, on a node of its own in another process.
+    /// Makes a member of the consumer `c`, on its own node in another process.
     pub async fn other_member(&self) -> ConsumerBuilder<Notification> {
         member_of(&joined(&self.other).await)
     }
@@ -66,25 +66,25 @@ impl ConsumerFixture {
         }
     }
 
-    /// Updates the database `name`, which was updated `before` times, and waits until that is in the feed.
+    /// Updates the database `name`, which was updated `before` times, and waits until the update is in the feed.
     pub async fn update(&self, name: &str, before: u64) -> Sequence {
         record(&self.store, &self.other, &db(name, 1), [0, 0, 1, 0]).await;
         row_with(&self.other, &db(name, 1), [1, 0, before + 1, 0]).await.sequence
     }
 
-    /// The bus as opened by another process.
+    /// Opens the bus as another process would.
     pub async fn another(&self) -> Bus {
         Bus::open_existing(&self.faults.store(), b"notibus").await.unwrap()
     }
 
-    /// A janitor that deletes tombstones at once.
+    /// Starts a janitor that deletes tombstones at once.
     pub async fn eager_janitor(&self) -> Janitor {
         let options =
             JanitorOptions::default().interval(Duration::from_secs(1)).tombstone_retention(Duration::ZERO);
         joined(&self.other).await.janitor(options).await.unwrap()
     }
 
-    /// How many rows the consumer has not passed, counted exactly.
+    /// Returns the exact number of rows that the consumer has not passed.
     pub async fn behind(&self) -> u64 {
         let lag = self.handle().lag().await.unwrap();
         assert!(lag.iter().all(|shard| shard.is_exact));
@@ -110,19 +110,19 @@ fn member_of(node: &Node) -> ConsumerBuilder<Notification> {
     node.consumer("c").unwrap().options(hinted())
 }
 
-/// Members that read a shard only after a hint.
+/// Returns options for members that read a shard only after a hint.
 pub fn hinted() -> ConsumerOptions {
     ConsumerOptions::default().poll_interval(NEVER)
 }
 
-/// Names `prefix0`, `prefix1`, ….
+/// Returns the names `prefix0`, `prefix1`, ….
 pub fn names(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|n| format!("{prefix}{n}")).collect()
 }
 
 type Step<T> = dyn Fn(T) -> BoxFuture<'static, HandlerResult> + Send + Sync;
 
-/// A log of what handlers were given. Clones share it.
+/// A log of what was given to handlers. Clones share it.
 pub struct Log<T> {
     given: Arc<Mutex<Vec<Vec<String>>>>,
     step: Arc<Step<T>>,
@@ -134,7 +134,7 @@ impl<T> Clone for Log<T> {
     }
 }
 
-/// What a handler is given.
+/// What is given to a handler.
 pub trait Given: Send + 'static {
     fn names(&self) -> Vec<String>;
 }
@@ -152,12 +152,12 @@ impl Given for Batch<Notification> {
 }
 
 impl<T: Given> Log<T> {
-    /// Handlers that succeed at once.
+    /// Makes handlers that succeed at once.
     pub fn new() -> Self {
         Self::doing(async |_| Ok(()))
     }
 
-    /// Handlers that do `step`.
+    /// Makes handlers that do `step`.
     pub fn doing<F, W>(step: F) -> Self
     where
         F: Fn(T) -> W + Send + Sync + 'static,
@@ -167,7 +167,7 @@ impl<T: Given> Log<T> {
         Self { given: Arc::default(), step }
     }
 
-    /// A handler that logs.
+    /// Returns a handler that logs its calls.
     pub fn handler(&self) -> impl Fn(T) -> BoxFuture<'static, HandlerResult> + Clone + Send + Sync + 'static {
         let log = self.clone();
         move |given: T| {
@@ -176,22 +176,22 @@ impl<T: Given> Log<T> {
         }
     }
 
-    /// The names that were given, in order, whether their work has failed or not.
+    /// Returns the names that were given to handlers, in order, even those whose work failed.
     pub fn names(&self) -> Vec<String> {
         self.given.lock().unwrap().concat()
     }
 
-    /// The number of calls.
+    /// Returns the number of calls.
     pub fn calls(&self) -> usize {
         self.given.lock().unwrap().len()
     }
 
-    /// Waits until there were `calls` calls.
+    /// Waits until there have been `calls` calls.
     pub async fn until_calls(&self, calls: usize) {
         until(&format!("call {calls}"), async || self.calls() >= calls).await;
     }
 
-    /// Waits until each of `names` was given, in any order.
+    /// Waits until each of `names` was given to a handler, in any order.
     pub async fn until_names(&self, names: &[String]) {
         until(&format!("all of {} names", names.len()), async || {
             let got = self.names();
@@ -201,13 +201,13 @@ impl<T: Given> Log<T> {
     }
 }
 
-/// The number that is stored at `key`.
+/// Returns the number that is stored at `key`.
 pub async fn counter(store: &Store, key: &[u8]) -> u64 {
     let value = store.begin().get(key, Isolation::Snapshot).await.unwrap();
     value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()))
 }
 
-/// Lets paused time pass.
+/// Lets `time` of the paused clock pass.
 pub async fn pass(time: Duration) {
     tokio::time::sleep(time).await;
 }

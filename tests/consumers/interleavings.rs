@@ -1,4 +1,4 @@
-//! Interleavings of members, operators and the janitor, most of them found by thinking, and some by worlds.
+//! Interleavings of members, operators and the janitor, most of them found by reasoning, some by simulated worlds.
 
 use std::{
     ops::Deref,
@@ -30,8 +30,8 @@ use crate::{
 
 type Ids = Log<Work<Notification>>;
 
-/// A run calls `commit_in`, finds that nothing is to be written, and succeeds without a commit. The newer row that came meanwhile was taken
-/// for finished, because its id had no key.
+/// A run calls `commit_in`, finds that there is nothing to write, and succeeds without a commit. Regression: a newer row that had arrived
+/// meanwhile was taken for finished, because its id had no key.
 #[tokio::test(start_paused = true)]
 async fn a_row_after_a_run_that_did_not_commit_is_not_lost() {
     let fixture = ConsumerFixture::new(1).await;
@@ -70,7 +70,7 @@ async fn a_row_after_a_run_that_did_not_commit_is_not_lost() {
 }
 
 /// A member outlives its consumer: the feed of its documents was removed, and nobody watched `ended`. A consumer of another feed gets the
-/// name. The old member took its leases, found that its own feed is gone, and removed the new consumer.
+/// name. Regression: the old member took the leases of that consumer, found that its own feed was gone, and removed the new consumer.
 #[tokio::test(start_paused = true)]
 async fn a_member_of_a_feed_that_is_gone_leaves_the_next_consumer_of_the_name_alone() {
     let fixture = ConsumerFixture::new(1).await;
@@ -98,8 +98,8 @@ async fn a_member_of_a_feed_that_is_gone_leaves_the_next_consumer_of_the_name_al
     drop(consumer);
 }
 
-/// A consumer is deleted and created again with another filter, while a member of before lives. It worked on the shards of the new consumer
-/// with its own filter, so that what only the new one wants was lost.
+/// A consumer is deleted and created again with another filter, while an earlier member is still running. Regression: the member worked on
+/// the shards of the new consumer with its own filter, so what only the new consumer wants was lost.
 #[tokio::test(start_paused = true)]
 async fn a_member_with_the_filter_of_before_works_for_no_consumer_of_the_name() {
     let fixture = ConsumerFixture::new(1).await;
@@ -125,8 +125,8 @@ async fn a_member_with_the_filter_of_before_works_for_no_consumer_of_the_name() 
     assert!(got.contains(&"wanted".to_owned()), "{got:?}");
 }
 
-/// Worlds found that a run that was cancelled did not hold the checkpoint back any more, although its key was not written yet: the member
-/// was shut down, and the end of the database was news for nobody.
+/// Simulated worlds found that a cancelled run no longer held the checkpoint back although its key was not written yet: the member was shut
+/// down, and the end of the database was news for nobody.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_run_whose_key_cannot_be_written_is_not_passed() {
     let fixture = ConsumerFixture::new(1).await;
@@ -158,7 +158,7 @@ async fn a_cancelled_run_whose_key_cannot_be_written_is_not_passed() {
     heir.shutdown().await.unwrap();
 }
 
-/// A consumer that stands in empty shards has caught up only when it has begun with the shards after them.
+/// A consumer in empty shards has caught up only when it has begun with the shards after them.
 #[tokio::test(start_paused = true)]
 async fn who_stands_in_empty_shards_has_not_caught_up() {
     let fixture = ConsumerFixture::new(2).await;
@@ -187,8 +187,8 @@ async fn who_stands_in_empty_shards_has_not_caught_up() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A row that waits for a consumer moves when its database changes. A barrier from before took it for later work then, and said that the
-/// consumer had caught up.
+/// A row that waits for a consumer moves when its database changes. Regression: an earlier barrier then took it for later work, and claimed
+/// that the consumer had caught up.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_moves_holds_a_barrier_from_before() {
     let fixture = ConsumerFixture::new(1).await;
@@ -209,7 +209,7 @@ async fn a_row_that_moves_holds_a_barrier_from_before() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The store fails in the middle of a pass over the keys. What the pass had found before was forgotten, and not looked for again.
+/// The store fails in the middle of a pass over the keys. Regression: what the pass had found was forgotten, and not looked for again.
 #[tokio::test(start_paused = true)]
 async fn due_ids_are_not_forgotten_when_the_store_fails() {
     let fixture = ConsumerFixture::new(1).await;
@@ -221,7 +221,7 @@ async fn due_ids_are_not_forgotten_when_the_store_fails() {
     let failures = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&failures);
     fixture.faults.plan_reads(move |operation| match operation {
-        // The page after that with the ids that are due.
+        // This is the page after the one with the ids that are due.
         Operation::GetRange { range, .. }
             if range.begin.starts_with(b"notibus\x15\x19\x15\x02")
                 && range.begin.windows(3).any(|id| id == b"db7") =>
@@ -242,8 +242,8 @@ async fn change(fixture: &ConsumerFixture, instance: u8, lanes: [u64; 4], totals
     row_with(&fixture.other, &db("a", instance), totals).await;
 }
 
-/// Somebody asks for work on a database again; it is replaced while that goes on. The key did not know the database, so the work on what is
-/// gone went on.
+/// Somebody asks for work on a database again, and the database is replaced meanwhile. Regression: the key did not know the database, so
+/// the work on the replaced one continued.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_is_cancelled_when_its_database_is_replaced() {
     let fixture = ConsumerFixture::new(1).await;
@@ -278,8 +278,8 @@ async fn work_asked_for_is_cancelled_when_its_database_is_replaced() {
     drop(consumer);
 }
 
-/// Somebody asks for work on a database again, which ends while other deferred ids take all the room. Its tombstone was passed by and
-/// dropped, and the handler never learned of the end.
+/// Somebody asks for work on a database again, which ends while other deferred ids occupy all places. Regression: its tombstone was skipped
+/// and dropped, and the handler never learned of the end.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_asked_for_again_is_reported_however_long_it_waits() {
     let fixture = ConsumerFixture::new(1).await;
@@ -308,7 +308,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_however_long_it_waits
     fixture.handle().again("slow", false).await.unwrap();
     log.until_calls(3).await;
     fixture.handle().again("a", false).await.unwrap();
-    // The member knows of the key.
+    // By now the member knows of the key.
     pass(Duration::from_secs(10)).await;
     change(&fixture, 1, [0, 1, 0, 0], [1, 1, 0, 0]).await;
     let janitor = fixture.eager_janitor().await;
@@ -324,7 +324,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_however_long_it_waits
     consumer.shutdown().await.unwrap();
 }
 
-/// The function that tells the tenant of an id panics for one of them: the others of its shard go on.
+/// The function that returns the tenant of an id panics for one of them: the others in its shard continue.
 #[tokio::test(start_paused = true)]
 async fn an_id_whose_tenant_is_not_known_holds_nobody_up() {
     let fixture = ConsumerFixture::new(1).await;
@@ -342,7 +342,7 @@ async fn an_id_whose_tenant_is_not_known_holds_nobody_up() {
     drop(consumer);
 }
 
-/// The tenant of an id changes while it runs: that neither breaks the count of the one before nor that of the next.
+/// The tenant of an id changes while the id runs: neither the count of the old tenant nor that of the new one breaks.
 #[tokio::test(start_paused = true)]
 async fn a_tenant_may_change_while_its_id_runs() {
     let fixture = ConsumerFixture::new(1).await;
@@ -367,7 +367,7 @@ async fn a_tenant_may_change_while_its_id_runs() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The text of an error panics: that is a failure of the id, and of no other.
+/// Formatting an error panics: that is a failure of its id, and of no other.
 #[tokio::test(start_paused = true)]
 async fn an_error_that_panics_holds_nobody_up() {
     #[derive(Debug)]
@@ -394,7 +394,7 @@ async fn an_error_that_panics_holds_nobody_up() {
     drop(consumer);
 }
 
-/// Somebody asks for many ids, of which the consumer wants none. Passing over their keys keeps it from no row.
+/// Somebody asks for many ids, none of which the consumer wants. Skipping their keys does not delay rows.
 #[tokio::test(start_paused = true)]
 async fn keys_of_what_nobody_wants_leave_rows_their_turn() {
     let fixture = ConsumerFixture::new(1).await;
@@ -418,7 +418,7 @@ async fn keys_of_what_nobody_wants_leave_rows_their_turn() {
     drop(consumer);
 }
 
-/// A page of requests to work again fits the life of a transaction, also where reads take their time.
+/// A page of requests to work again fits into the lifetime of a transaction, even if reads are slow.
 #[tokio::test(start_paused = true)]
 async fn many_requests_fit_a_transaction_in_a_slow_store() {
     let fixture = ConsumerFixture::new(4).await;
@@ -429,7 +429,7 @@ async fn many_requests_fit_a_transaction_in_a_slow_store() {
     assert_eq!(within("all are asked for", handle.again("*", false)).await.unwrap(), 250);
 }
 
-/// A key moves to a successor that has looked for its keys already. It is worked on there at once, although another shard is not drained.
+/// A key moves to a successor that has already looked for its keys. It is worked on there at once, although another shard is not drained.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_moves_late_is_found_by_the_successor() {
     let fixture = ConsumerFixture::new(2).await;
@@ -479,7 +479,7 @@ async fn a_key_that_moves_late_is_found_by_the_successor() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Finished ids have keys as well, until the checkpoint has passed them: they hide none that has failed.
+/// Finished ids have keys too, until the checkpoint has passed them. They must not hide an id that failed.
 #[tokio::test(start_paused = true)]
 async fn a_deferred_id_is_reported_beside_many_finished_ones() {
     let fixture = ConsumerFixture::new(1).await;
@@ -507,7 +507,7 @@ async fn a_deferred_id_is_reported_beside_many_finished_ones() {
     drop(consumer);
 }
 
-/// Deferred ids of a tenant of which no more may run leave those of others their turn.
+/// Deferred ids of a tenant that already runs as many as it may do not keep those of other tenants from their turn.
 #[tokio::test(start_paused = true)]
 async fn deferred_ids_of_a_busy_tenant_leave_others_their_turn() {
     let fixture = ConsumerFixture::new(1).await;
@@ -541,7 +541,7 @@ async fn deferred_ids_of_a_busy_tenant_leave_others_their_turn() {
     drop(consumer);
 }
 
-/// Requests to work again get through, however often the checkpoints of the shards move meanwhile.
+/// Requests to work again succeed, however often the checkpoints of the shards move meanwhile.
 #[tokio::test(start_paused = true)]
 async fn requests_get_through_while_checkpoints_move() {
     let fixture = ConsumerFixture::new(2).await;
@@ -566,8 +566,8 @@ async fn requests_get_through_while_checkpoints_move() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A request to work again comes while a run answers an earlier one: that run leaves it, and the next one answers it. The effects happen
-/// once for each request, at either width.
+/// A request to work again arrives while a run answers an earlier one: that run leaves it alone, and the next run answers it. The effects
+/// happen once for each request, both by ids and in batches.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_replaces_another_is_answered_by_a_run_of_its_own() {
     async fn work(run: impl Deref<Target = Run>, store: Store, gate: Arc<Notify>) -> HandlerResult {
@@ -599,7 +599,7 @@ async fn a_request_that_replaces_another_is_answered_by_a_run_of_its_own() {
         };
         let calls = || rows.calls() + ids.calls();
         fixture.until_done().await;
-        // The key of the finished work is gone, so that of the request says that nothing is finished.
+        // The key of the finished work is gone, so the key of the request says that nothing is finished.
         pass(Duration::from_mins(1)).await;
         for _ in 0..2 {
             assert_eq!(fixture.handle().again("a", false).await.unwrap(), 1);
@@ -615,7 +615,7 @@ async fn a_request_that_replaces_another_is_answered_by_a_run_of_its_own() {
     }
 }
 
-/// An id runs in a closed shard that has no more rows, without a key. A request to work on it again does not begin before that run has
+/// An id runs in a closed shard that has no more rows, without a key. A request to work on it again does not start before that run has
 /// ended.
 ///
 /// Bug: the janitor dropped the shard. The request found neither the shard nor a key, made a key in the successor, and ran there at once.
@@ -703,7 +703,7 @@ async fn a_second_request_does_not_disturb_the_run_of_the_first() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Ids that no store takes are refused, and nothing panics.
+/// Ids that are too long for any store are refused, and nothing panics.
 #[tokio::test(start_paused = true)]
 async fn ids_that_are_too_long_are_refused() {
     let fixture = ConsumerFixture::new(2).await;
@@ -715,8 +715,8 @@ async fn ids_that_are_too_long_are_refused() {
     assert!(matches!(after, Ok(_) | Err(Error::Invalid { .. })), "{after:?}");
 }
 
-/// The work on the end of a database fails until its tombstone is dropped and its name is taken. When the next attempt failed as well, for the
-/// new database, the old one was forgotten.
+/// The work on the end of a database fails until its tombstone is dropped and its name is taken. Regression: when the next attempt, for the
+/// new database, failed as well, the old database was forgotten.
 #[tokio::test(start_paused = true)]
 async fn an_end_whose_work_fails_is_not_forgotten_when_the_name_is_taken() {
     let fixture = ConsumerFixture::new(1).await;
@@ -754,8 +754,8 @@ async fn an_end_whose_work_fails_is_not_forgotten_when_the_name_is_taken() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: deferred ids of a tenant had a turn only if it ran less than it may just when the keys were looked at: one that always has rows
-/// left them none.
+/// Bug: a deferred id of a tenant got a turn only if the tenant was below its limit at the moment when the keys were read: a tenant that
+/// always had rows left its deferred ids no turn.
 #[tokio::test(start_paused = true)]
 async fn a_deferred_id_of_a_tenant_that_is_always_busy_has_its_turn() {
     let fixture = ConsumerFixture::new(1).await;

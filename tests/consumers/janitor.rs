@@ -27,7 +27,7 @@ async fn delete(fixture: &ConsumerFixture, name: &str) {
     until("it is deleted", is_deleted).await;
 }
 
-/// The consumer `name`, created with `expiry`.
+/// Creates the consumer `name` with `expiry`.
 async fn created(fixture: &ConsumerFixture, name: &str, expiry: Option<Duration>) -> ConsumerHandle {
     let handle = fixture.bus.consumer(name).unwrap();
     assert!(handle.create(&ConsumerSettings::default().expiry(expiry)).await.unwrap());
@@ -57,7 +57,7 @@ async fn a_tombstone_stays_until_every_consumer_has_passed_it() {
     consumer.shutdown().await.unwrap();
     twin.shutdown().await.unwrap();
 
-    // A consumer that is gone keeps no tombstone.
+    // A deleted consumer keeps no tombstones.
     fixture.create(["c"]).await;
     delete(&fixture, "c").await;
     pass(Duration::from_mins(1)).await;
@@ -67,8 +67,8 @@ async fn a_tombstone_stays_until_every_consumer_has_passed_it() {
     until("it is dropped", async || row(&fixture.other, &db("c", 1)).await.is_none()).await;
 }
 
-/// A consumer is deleted and created again at once, under a member that goes on: its low watermark counted as written, because that of the
-/// consumer before was, and so it kept tombstones until another event came.
+/// A consumer is deleted and created again at once, under a member that continues. Regression: the low watermark of the new consumer
+/// counted as written because that of the old one was, so it kept tombstones until another event came.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_is_created_again_at_once_keeps_no_tombstone_that_it_has_passed() {
     let fixture = ConsumerFixture::new(4).await;
@@ -90,7 +90,7 @@ async fn a_consumer_that_is_created_again_at_once_keeps_no_tombstone_that_it_has
     consumer.shutdown().await.unwrap();
 }
 
-/// The janitor reads the horizon, and then the consumers: if one begins while it deletes, it has to read again.
+/// The janitor reads the horizon and then the consumers: if a consumer begins while it deletes, it must read them again.
 #[tokio::test(start_paused = true)]
 async fn no_consumer_begins_under_the_janitors_hand() {
     let fixture = ConsumerFixture::new(1).await;
@@ -121,8 +121,8 @@ async fn no_consumer_begins_under_the_janitors_hand() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A consumer is created in an old topology entry while the janitor drops that: the janitor has to read the consumers again, and keeps the
-/// entry. One that is created afterwards begins in the next one.
+/// A consumer is created in an old topology entry while the janitor drops that entry: the janitor must read the consumers again, and keeps
+/// the entry. A consumer that is created afterwards begins in the next entry.
 #[tokio::test(start_paused = true)]
 async fn no_entry_is_dropped_under_a_consumer_that_begins_there() {
     for is_created_before in [true, false] {
@@ -183,7 +183,7 @@ async fn a_consumer_expires_when_nobody_has_worked_for_it_for_long_enough() {
     let janitor = joined(&fixture.other).await.janitor(slow()).await.unwrap();
     pass(Duration::from_mins(10)).await;
     assert!(expiring.status().await.is_ok());
-    // A member joins, and the count starts over.
+    // A member joins, and then the count starts over.
     let consumer = fixture.member().await.run(log.handler()).await.unwrap();
     pass(Duration::from_mins(5)).await;
     consumer.shutdown().await.unwrap();
@@ -195,8 +195,8 @@ async fn a_consumer_expires_when_nobody_has_worked_for_it_for_long_enough() {
     janitor.shutdown().await.unwrap();
 }
 
-/// Regression: a pass added the time since the one before to the idle time, although a member had worked for most of it: a consumer that was
-/// to be kept for ten minutes was deleted 20 s after its last member had left.
+/// Regression: a pass added the time since the previous pass to the idle time, although a member had worked for most of it: a consumer that
+/// was to be kept for ten minutes was deleted 20 s after its last member had left.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_is_kept_from_its_last_member_on_not_from_the_last_pass() {
     let fixture = ConsumerFixture::new(2).await;
@@ -215,13 +215,13 @@ async fn a_consumer_is_kept_from_its_last_member_on_not_from_the_last_pass() {
     janitor.shutdown().await.unwrap();
 }
 
-/// The key of the time without members of the consumer `name`.
+/// Returns the key for the time that the consumer `name` has been without members.
 fn idle_key(name: &str) -> Vec<u8> {
     [b"notibus\x15\x19\x15\x04\x02", name.as_bytes(), b"\0"].concat()
 }
 
-/// Regression: the first consumer that could not be written ended the pass, so those behind it never expired; and a pass that could not
-/// finish counted the same time again and again.
+/// Regression: the first consumer that could not be written ended the pass, so those after it never expired; and a pass that could not
+/// finish counted the same time repeatedly.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_cannot_be_written_keeps_nothing_behind_it() {
     let fixture = ConsumerFixture::new(1).await;
@@ -249,8 +249,8 @@ async fn a_consumer_that_cannot_be_written_keeps_nothing_behind_it() {
     janitor.shutdown().await.unwrap();
 }
 
-/// Regression: a member removed the note that its consumer had nobody before it was a member, and then only together with a lease. In
-/// between, the janitor wrote the note again. A member that got no lease left it there, and the consumer expired as if it had never come.
+/// Regression: a member removed the record of having no members before it was a member, and then only together with a lease. In between,
+/// the janitor wrote the record again. A member without a lease left it there, and the consumer expired nevertheless.
 #[tokio::test(start_paused = true)]
 async fn a_member_without_a_lease_has_been_there_too() {
     let fixture = ConsumerFixture::new(1).await;

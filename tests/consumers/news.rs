@@ -1,4 +1,4 @@
-//! What is new in a row, as far as the consumer knows.
+//! What is new in a row, given what the consumer knows.
 
 use std::{
     sync::{Arc, Mutex},
@@ -38,8 +38,8 @@ fn noting_ids(news: &News) -> Log<Work<Notification>> {
     })
 }
 
-/// Bug: a page in memory that was older than the page before it hid a row that had moved in between. The reader took itself for caught
-/// up, and the events that the row had reported before it moved were never news.
+/// Bug: a cached page that was older than the previous page hid a row that had moved in between. The reader believed that it had caught up,
+/// and the events that the row had reported before it moved were never news.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_moves_between_two_pages_loses_no_event() {
     let fixture = ConsumerFixture::new(1).await;
@@ -51,7 +51,7 @@ async fn a_row_that_moves_between_two_pages_loses_no_event() {
     pass(Duration::from_secs(5)).await;
     fixture.create(["c"]).await;
     pass(Duration::from_secs(5)).await;
-    // No hint comes from now on.
+    // There are no hints from now on.
     fixture.faults.plan_reads(|operation| match operation {
         Operation::Get { key, .. } => key.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR),
         Operation::GetRange { range, .. } => {
@@ -74,8 +74,8 @@ async fn a_row_that_moves_between_two_pages_loses_no_event() {
     follower.shutdown().await.unwrap();
 }
 
-/// Regression: a position alone says nothing of what a consumer knows. One that had begun with nothing derived news from it, and got the
-/// deletion of an instance that was gone before. And a row that had superseded an older one in its backlog lost the news of that.
+/// Regression: a position alone does not say what a consumer knows. One that began with nothing derived news from it, and got the deletion
+/// of an instance that was gone before. And a row that had replaced an older one in the backlog lost the news of that one.
 #[tokio::test(start_paused = true)]
 async fn news_are_derived_from_what_a_consumer_knew_when_it_began() {
     for is_ordered in [false, true] {
@@ -116,7 +116,7 @@ async fn news_are_derived_from_what_a_consumer_knew_when_it_began() {
     }
 }
 
-/// A consumer of some kinds gets the ends of databases too, whatever it wants, and nothing else.
+/// A consumer of some kinds also gets the ends of databases, whatever it wants, and nothing else.
 #[tokio::test(start_paused = true)]
 async fn a_filter_of_kinds_lets_ends_pass() {
     let fixture = ConsumerFixture::new(1).await;
@@ -137,8 +137,8 @@ async fn a_filter_of_kinds_lets_ends_pass() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: a checkpoint that was saved in the middle of a reading knew less than its shard. When only rows followed that nobody wants, it was
-/// never saved again, and a row that was wanted since then, but not any more, kept the consumer from having caught up.
+/// Bug: a checkpoint that was saved in the middle of a reading knew less than its shard. When only unwanted rows followed, it was never
+/// saved again, and a row that had been wanted since then, but no longer was, kept the consumer from having caught up.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_of_some_kinds_catches_up() {
     let fixture = ConsumerFixture::new(1).await;
@@ -160,8 +160,8 @@ async fn a_consumer_of_some_kinds_catches_up() {
     consumer.shutdown().await.unwrap();
 }
 
-/// What has keys was remembered by a hash that everybody can compute. A name with the hash of a deferred one made the member forget it: its next
-/// row was worked on at once, and what had failed before was news for nobody.
+/// Ids with keys were remembered by a hash that everybody can compute. Regression: a name with the hash of a deferred one made the member
+/// forget the deferred one: its next row was worked on at once, and what had failed before was news for nobody.
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_chosen_for_its_hash_makes_nobody_forget_a_deferred_one() {
     const NAMES: [&str; 2] = ["{z9_6srk", "rtwghk3"];

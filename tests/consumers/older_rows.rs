@@ -1,4 +1,4 @@
-//! Rows that are read late: they take nothing back, and what they reported is not lost.
+//! Rows that are read late: they undo nothing, and what they reported is not lost.
 
 use std::{
     sync::{Arc, Mutex},
@@ -14,8 +14,8 @@ use crate::{
 
 type Ids = Log<Work<Notification>>;
 
-/// Regression: the successors of a reshard began with the knowledge that everything before them was worked on. A tombstone whose name was
-/// taken again in the successors had not been read, and the end of that database was no news there.
+/// Regression: the successors of a reshard began as if everything before them was worked on. A tombstone whose name was taken again in the
+/// successors had not been read, and the end of that database was not news there.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_is_news_also_if_its_name_was_taken_after_a_reshard() {
     let fixture = ConsumerFixture::new(1).await;
@@ -44,8 +44,8 @@ async fn the_end_of_a_database_is_news_also_if_its_name_was_taken_after_a_reshar
     assert_eq!(*gone.lock().unwrap(), [None, Some(db("a", 1).instance)]);
 }
 
-/// Regression: a member that took over in the same process took the pages that the one before had read, with rows that are older than those
-/// on which that one had worked.
+/// Regression: a member that took over in the same process used the pages that the previous member had read, with rows older than those on
+/// which that member had worked.
 #[tokio::test(start_paused = true)]
 async fn who_takes_over_is_given_no_older_row_than_the_one_before() {
     let fixture = ConsumerFixture::new(1).await;
@@ -64,7 +64,7 @@ async fn who_takes_over_is_given_no_older_row_than_the_one_before() {
     while log.calls() < 2 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // As a crash does: no checkpoint is saved.
+    // As in a crash, no checkpoint is saved.
     drop(consumer);
     let consumer = member().await.run(log.handler()).await.unwrap();
     while log.calls() < 3 {
@@ -74,7 +74,7 @@ async fn who_takes_over_is_given_no_older_row_than_the_one_before() {
     assert_eq!(*updates.lock().unwrap(), [0, 1, 1]);
 }
 
-/// Regression: a handler that never returned kept its shard when its member was shut down, if the time for a handover was endless.
+/// Regression: if the time for a handover was endless, a handler that never returned kept its shard when its member was shut down.
 #[tokio::test(start_paused = true)]
 async fn a_hung_handler_does_not_keep_a_shutdown_from_ending() {
     let fixture = ConsumerFixture::new(1).await;

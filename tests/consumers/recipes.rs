@@ -1,4 +1,4 @@
-//! The recipe for indexes: what it is given, and that neither a build nor a change nor an end of a database is lost.
+//! The recipe for indexes: what handlers receive, and that no build, no change and no end of a database is lost.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -60,8 +60,8 @@ async fn builds_are_debounced_deduplicated_and_name_their_design_documents() {
     views.shutdown().await.unwrap();
 }
 
-/// Bug: a change of a design document whose id was not recorded was lost among those with an id that were folded with it, and its index was
-/// not built. Fix: the row of changes without an id is read with the others.
+/// Bug: a change to a design document whose id was not recorded was lost among changes with an id in the same fold, and its index was not
+/// built. Fix: the row of changes without an id is read with the others.
 #[tokio::test(start_paused = true)]
 async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_folded_with() {
     let fixture = ConsumerFixture::new(1).await;
@@ -103,7 +103,7 @@ async fn no_more_builds_run_at_once_than_may_and_one_per_database() {
             Ok(())
         }
     };
-    // Even with room for fewer databases than there are.
+    // The same holds with room for fewer databases than there are.
     let options = quick().max_concurrency(3).in_hand_max(4);
     let views = fixture.member_of_all(options).await.run(index(build)).await.unwrap();
     pass(Duration::from_secs(4)).await;
@@ -152,7 +152,7 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
     cancelled(&decide).await;
     assert_eq!(reports.next_gone().await, old);
     assert!(reports.is_quiet().await, "nothing is built of what is gone");
-    // Recreated while a build runs: the consumer reads only the newest row.
+    // The database is recreated while a build runs: the consumer reads only the newest row.
     fixture.event(&new, EventKind::Created).await;
     let (build, decide) = reports.next_work().await;
     assert_eq!((&build.db, build.is_fresh), (&new, true));
@@ -170,7 +170,7 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
     assert_eq!((deleted.db, deleted.successor), (new, Some(third.instance)), "before the next one is begun");
     let build = reports.done().await;
     assert_eq!((build.db, build.is_fresh, build.ddocs), (third, true, IndexDdocs::All));
-    // Deleted during its debounce.
+    // The database is deleted during its debounce.
     fixture.event(&db("b", 1), EventKind::Created).await;
     fixture.event(&db("b", 1), EventKind::Deleted).await;
     assert_eq!(reports.next_gone().await, db("b", 1));
@@ -179,7 +179,7 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
     views.shutdown().await.unwrap();
 }
 
-/// CouchDB 4 waits for a minute before it triggers a build, and loses it if the process ends within.
+/// CouchDB 4 waits for a minute before it triggers a build, and loses the build if the process ends in that minute.
 #[tokio::test(start_paused = true)]
 async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     let fixture = ConsumerFixture::new(1).await;
@@ -188,34 +188,34 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     fixture.event(&a, EventKind::Created).await;
     reports.done().await;
     fixture.until_done().await;
-    // Within the debounce.
+    // A crash during the debounce.
     fixture.event(&a, EventKind::Updated).await;
     drop((views, reports));
     let (views, mut reports) = fixture.views(quick()).await;
     assert_eq!(reports.done().await.db, a);
     fixture.until_done().await;
-    // While it runs, after others were done and that was saved.
+    // A crash while the build runs, after others were done and that was saved.
     fixture.event(&a, EventKind::Updated).await;
     let (_build, _decide) = reports.next_work().await;
     fixture.event(&b, EventKind::Created).await;
     assert_eq!(reports.done().await.db, b);
     pass(Duration::from_secs(5)).await;
     drop((views, reports));
-    // And events while there is no member.
+    // The event happens while there is no member.
     fixture.event(&c, EventKind::Created).await;
     let (views, mut reports) = fixture.views(quick()).await;
     let built = BTreeSet::from([reports.done().await.db, reports.done().await.db]);
     assert_eq!(built, [a, c].into(), "a long build does not have others repeated");
     fixture.until_done().await;
-    // After an orderly end nothing comes again.
+    // After an orderly shutdown nothing is repeated.
     views.shutdown().await.unwrap();
     let (views, mut reports) = fixture.views(quick()).await;
     assert!(reports.is_quiet().await);
     views.shutdown().await.unwrap();
 }
 
-/// Bug: databases that were deleted while nobody worked for longer than tombstones are kept were never reported as gone, and their
-/// indexes stayed forever. Fix: the janitor keeps the tombstones that a consumer has not passed.
+/// Bug: databases that were deleted while nobody worked for longer than tombstones are kept were never reported as gone, and their indexes
+/// stayed forever. Fix: the janitor keeps the tombstones that a consumer has not passed.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_is_reported_however_long_nobody_has_worked() {
     let fixture = ConsumerFixture::new(2).await;
@@ -240,14 +240,14 @@ async fn the_end_of_a_database_is_reported_however_long_nobody_has_worked() {
     assert!(reports.gone.try_recv().is_err());
     fixture.until_done().await;
     views.shutdown().await.unwrap();
-    // It was reported, and is not reported again.
+    // The end was reported, and is not reported again.
     let (views, mut reports) = fixture.views(quick()).await;
     assert!(reports.is_quiet().await && reports.gone.try_recv().is_err());
     views.shutdown().await.unwrap();
     until("the tombstone's end", async || fixture.other.stats().tombstones_dropped > 0).await;
 }
 
-/// A row names one replaced instance. If several have come and gone since the last build, the handler learns what lives.
+/// A row names one replaced instance. If several have come and gone since the last build, the handler learns which one is alive.
 #[tokio::test(start_paused = true)]
 async fn all_instances_but_the_living_one_are_reported_as_gone_however_many_have_come_since() {
     for lives in [true, false] {
@@ -265,7 +265,7 @@ async fn all_instances_but_the_living_one_are_reported_as_gone_however_many_have
         if !lives {
             fixture.event(&third, EventKind::Deleted).await;
         }
-        // It crashes before it has saved that, and learns it again.
+        // The member crashes before it has saved that, and gets the news again.
         for _ in 0..2 {
             let options = quick().checkpoint_interval(NEVER);
             let (views, mut reports) = fixture.views(options).await;
@@ -282,7 +282,7 @@ async fn all_instances_but_the_living_one_are_reported_as_gone_however_many_have
     }
 }
 
-/// Builds all databases but those whose names begin with `bad`, which fail, and `hung`, which hang, until they are mended.
+/// Builds all databases, except that those whose names begin with `bad` fail, and `hung` hangs, until they are mended.
 #[derive(Clone, Default)]
 struct Fussy {
     built: Arc<Mutex<BTreeSet<Db>>>,
@@ -342,7 +342,7 @@ async fn databases_that_fail_forever_keep_no_others_from_being_built() {
     assert!(fussy.has_built(&good));
     assert_eq!(*fussy.gone.lock().unwrap(), [bad[0].clone()].into());
     until("nothing is left of what is gone", async || deferred().await.len() == 9).await;
-    // They do not hold the checkpoint back either.
+    // The failing databases do not hold the checkpoint back either.
     views.shutdown().await.unwrap();
     fussy.built.lock().unwrap().clear();
     let views = fixture.member_of_all(options).await.run(index(fussy.clone())).await.unwrap();
@@ -352,7 +352,7 @@ async fn databases_that_fail_forever_keep_no_others_from_being_built() {
     views.shutdown().await.unwrap();
 }
 
-/// Bug: four builds that hung stopped everything else, without any message. Fix: builds without progress are cancelled and deferred.
+/// Bug: four builds that hung stopped everything else, silently. Fix: builds without progress are cancelled and deferred.
 #[tokio::test(start_paused = true)]
 async fn builds_that_hang_are_cancelled_and_leave_half_of_the_places_to_others() {
     let fixture = ConsumerFixture::new(1).await;
@@ -395,7 +395,7 @@ async fn a_build_that_shows_progress_may_take_as_long_as_it_takes() {
     views.shutdown().await.unwrap();
 }
 
-/// A clean-up that fails is deferred, and comes before anything of the successor.
+/// A clean-up that fails is deferred, and is repeated before anything is done for the successor.
 #[tokio::test(start_paused = true)]
 async fn a_clean_up_that_fails_is_made_good_before_the_successor_is_built() {
     for is_back in [false, true] {
@@ -423,8 +423,8 @@ async fn a_clean_up_that_fails_is_made_good_before_the_successor_is_built() {
     }
 }
 
-/// Bug: a deferred database waited for its turn in memory. Meanwhile it was deleted, and its clean-up done; then it was built. Fix: a
-/// tombstone that passes a deferred id takes it out of hand.
+/// Bug: a deferred database waited for its turn in memory. Meanwhile it was deleted and cleaned up; then it was built. Fix: a tombstone
+/// that passes a deferred id removes the id from memory.
 #[tokio::test(start_paused = true)]
 async fn a_deferred_database_that_is_deleted_before_its_turn_is_not_built() {
     let fixture = ConsumerFixture::new(1).await;
@@ -471,8 +471,8 @@ impl DbHandler<IndexBuild> for OneKey {
     }
 }
 
-/// Bug: a commit continues without the task that has begun it. The commit of a build whose database is deleted meanwhile came after
-/// `deleted` had cleared the index, and stayed forever. Fix: the end of the run writes what [`Run::verify`](notibus::consumer::Run::verify) reads.
+/// Bug: a commit outlives the task that began it. The commit of a build whose database was deleted meanwhile came after `deleted` had
+/// cleared the index, and stayed forever. Fix: the end of the run writes what [`Run::verify`](notibus::consumer::Run::verify) reads.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_is_on_its_way_when_its_build_has_failed_does_not_happen() {
     let fixture = ConsumerFixture::new(1).await;
@@ -498,7 +498,7 @@ async fn a_commit_that_is_on_its_way_when_its_build_has_failed_does_not_happen()
     views.shutdown().await.unwrap();
 }
 
-/// The transactions of a build that is over are refused, too.
+/// The transactions of a build that has ended are refused, too.
 #[tokio::test(start_paused = true)]
 async fn a_build_that_was_done_again_or_whose_database_is_gone_can_write_nothing() {
     let fixture = ConsumerFixture::new(1).await;
@@ -549,7 +549,7 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     until("the build of the one", async || ended.lock().unwrap().contains(&few)).await;
     assert!(began.elapsed() <= BUILD * 3, "{:?}", began.elapsed());
     assert!(ended.lock().unwrap().len() < 20);
-    // What waits is deleted and created again meanwhile.
+    // Some waiting databases are deleted and created again meanwhile.
     let gone: Vec<_> = many.drain(150..).collect();
     fixture.events(&gone, EventKind::Deleted).await;
     let again: Vec<_> = (150..160).map(|n| db(&format!("many/{n}"), 2)).collect();
@@ -561,7 +561,7 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     views.shutdown().await.unwrap();
 }
 
-/// Counts what exists, until it is dropped.
+/// Counts how many of these are alive.
 struct Alive(Arc<AtomicUsize>);
 
 impl Alive {
@@ -577,11 +577,11 @@ impl Drop for Alive {
     }
 }
 
-/// Indexes by a parallel job, whose tasks keep their threads busy and never end.
+/// Builds indexes with a parallel job, whose tasks keep their threads busy and never end.
 #[derive(Clone)]
 struct Busy {
     bus: Bus,
-    /// The builds, and the tasks of their jobs.
+    /// The number of builds, and of tasks in their jobs, that are alive.
     alive: Arc<AtomicUsize>,
     /// How many of them there were when a database was gone.
     at_ends: UnboundedSender<usize>,
@@ -596,7 +596,7 @@ impl DbHandler<IndexBuild> for Busy {
             async move {
                 let (_alive, _batch) = (alive, batch);
                 loop {
-                    // In the middle of a poll most of the time.
+                    // A task is in the middle of a poll most of the time.
                     std::thread::sleep(Duration::from_millis(3));
                     tokio::task::yield_now().await;
                 }
@@ -611,8 +611,8 @@ impl DbHandler<IndexBuild> for Busy {
     }
 }
 
-/// On real threads: a database is gone while the tasks of its build are in the middle of polls. They have all ended before the handler is
-/// given the end, although nobody waits for them but what the handler was given.
+/// On real threads: a database is gone while the tasks of its build are in the middle of polls. They must all have ended before the handler
+/// gets the end, although nothing but the work that the handler was given waits for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 6)]
 async fn all_tasks_of_a_build_have_ended_before_the_end_is_reported() {
     let fixture = ConsumerFixture::new(1).await;

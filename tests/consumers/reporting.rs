@@ -31,7 +31,7 @@ impl ConsumerFixture {
         self.events(std::slice::from_ref(db), kind).await;
     }
 
-    /// Commits an event of each database, and waits until they are in the feed.
+    /// Commits an event of each database, and waits until the events are in the feed.
     pub async fn events(&self, dbs: &[Db], kind: EventKind) {
         let (producer, lanes) = (self.other.producer(), Counters::from_lanes(kind.once().lanes()));
         self.committed(dbs.len() as u64, async |tx| {
@@ -50,7 +50,7 @@ impl ConsumerFixture {
         until("the fold", async || self.other.stats().folded.total() >= before + events).await;
     }
 
-    /// Commits a change of a design document, or of one without an id.
+    /// Commits a change to the design document `id`, or a change without an id.
     pub async fn ddoc(&self, db: &Db, id: Option<&str>) {
         let (producer, id) = (self.other.producer(), id.map(ddoc));
         self.committed(1, async |tx| {
@@ -71,7 +71,7 @@ impl ConsumerFixture {
         .await;
     }
 
-    /// Creates a database with a feed of so many shards, and with `docs` documents in it.
+    /// Creates a database with a feed of this many shards, and with `docs` documents in it.
     pub async fn create_with_docs(&self, db: &Db, shards: u32, docs: u8) {
         let (changes, producer) = (self.other.changes(), self.other.producer());
         let create =
@@ -109,18 +109,18 @@ impl ConsumerFixture {
         self.committed(1, async |tx| changes.writer(tx, db).await?.record(&doc, None).map(drop)).await;
     }
 
-    /// A member of the consumer `c` that begins with all databases.
+    /// Makes a member of the consumer `c` that begins with all databases.
     pub async fn member_of_all(&self, options: ConsumerOptions) -> ConsumerBuilder<notibus::Notification> {
         self.member().await.start_from(Cursor::BEGINNING).options(options)
     }
 
-    /// A member that builds indexes, and reports its calls.
+    /// Starts a member that builds indexes and reports its calls.
     pub async fn views(&self, options: ConsumerOptions) -> (Consumer, Reports<IndexBuild>) {
         let (reporting, reports) = reporting();
         (self.member_of_all(options).await.run(index(reporting)).await.unwrap(), reports)
     }
 
-    /// A member that scans databases, and reports its calls.
+    /// Starts a member that scans databases and reports its calls.
     pub async fn scans(&self) -> (Consumer, Reports<Scan>) {
         let (reporting, reports) = reporting();
         let member = self.member_of_all(ConsumerOptions::default().poll_interval(NEVER)).await;
@@ -132,7 +132,7 @@ pub fn ddoc(id: &str) -> DdocId {
     id.parse().unwrap()
 }
 
-/// Options with a debounce of a second.
+/// Returns options with a debounce of one second.
 pub fn quick() -> ConsumerOptions {
     ConsumerOptions::index().debounce(Duration::from_secs(1)).poll_interval(NEVER)
 }
@@ -169,31 +169,31 @@ impl<W: Send + 'static> DbHandler<W> for Reporting<W> {
 }
 
 impl<W> Reports<W> {
-    /// The next work, undecided.
+    /// Returns the next work, undecided.
     pub async fn next_work(&mut self) -> (W, Decision) {
         within("work", self.works.recv()).await.unwrap()
     }
 
-    /// The next work, which succeeds.
+    /// Returns the next work, and lets it succeed.
     pub async fn done(&mut self) -> W {
         let (work, decide) = self.next_work().await;
         decide.send(Ok(())).unwrap();
         work
     }
 
-    /// The next work, which fails.
+    /// Returns the next work, and makes it fail.
     pub async fn fails(&mut self) -> W {
         let (work, decide) = self.next_work().await;
         decide.send(Err("no disk".into())).unwrap();
         work
     }
 
-    /// The next database that has ended.
+    /// Returns the next database that has ended.
     pub async fn next_gone(&mut self) -> Db {
         within("an end", self.gone.recv()).await.unwrap().db
     }
 
-    /// Whether nothing comes within a good while.
+    /// Whether there is no work for a good while.
     pub async fn is_quiet(&mut self) -> bool {
         tokio::time::timeout(Duration::from_secs(30), self.works.recv()).await.is_err()
     }

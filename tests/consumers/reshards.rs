@@ -1,4 +1,4 @@
-//! Consumers that move from shard to shard, while the janitor drops the empty ones behind them. Simulated worlds found the defects of the first tests.
+//! Consumers that move between shards, while the janitor drops the empty ones. Simulated worlds found the bugs behind the first tests.
 
 use std::{
     collections::BTreeSet,
@@ -26,27 +26,27 @@ use crate::{
     fixture::{ConsumerFixture, Log, names, pass},
 };
 
-/// A janitor that works all the time.
+/// Returns options for a janitor that works all the time.
 fn eager() -> JanitorOptions {
     JanitorOptions::default().interval(Duration::from_millis(100))
 }
 
-/// Members that poll their shards each second.
+/// Returns options for members that poll their shards each second.
 fn polled() -> ConsumerOptions {
     ConsumerOptions::default().poll_interval(Duration::from_secs(1))
 }
 
-/// The shards that the consumer is reading.
+/// Returns the shards that the consumer is reading.
 async fn begun(fixture: &ConsumerFixture) -> Vec<u64> {
     fixture.handle().status().await.unwrap().shards.iter().map(|shard| shard.shard.0).collect()
 }
 
-/// The checkpoint in the first of its shards.
+/// Returns the checkpoint in the first of the consumer's shards.
 async fn checkpoint(fixture: &ConsumerFixture) -> Sequence {
     fixture.handle().status().await.unwrap().shards[0].checkpoint
 }
 
-/// A log whose handlers of `shard` wait with each batch until `true` is sent.
+/// Makes a log whose handlers of `shard` wait with each batch until `true` is sent.
 fn held_up(shard: ShardId) -> (Log<Batch<Notification>>, watch::Sender<bool>) {
     let (goes_on, received) = watch::channel(false);
     let log = Log::doing(move |batch: Batch<Notification>| {
@@ -61,11 +61,11 @@ fn held_up(shard: ShardId) -> (Log<Batch<Notification>>, watch::Sender<bool>) {
     (log, goes_on)
 }
 
-/// The janitor drops no entry in which a consumer stands, and none that it comes to next, although they have no rows.
+/// The janitor does not drop an entry that a consumer is in, nor the entry that it moves to next, even if they have no rows.
 ///
 /// Bug: one shard was drained, and its mark was the first sequence of its successors. Before the other shard was drained, the janitor
-/// dropped these successors. The end of the other shard was further on, the mark of the first one was before it, and both waited for each
-/// other forever.
+/// dropped these successors. The end of the other shard was now further on, the mark of the first shard was before it, and both waited for
+/// each other forever.
 #[tokio::test(start_paused = true)]
 async fn the_entries_to_which_a_consumer_goes_over_are_kept() {
     let fixture = ConsumerFixture::new(2).await;
@@ -92,9 +92,9 @@ async fn the_entries_to_which_a_consumer_goes_over_are_kept() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: an entry was dropped once its shards were empty, although a node was still working on rows that had been in one of them.
-/// The consumer moved to the next shards, and another node could deliver newer rows of the same databases before the older batch had
-/// ended. A checkpoint that was written then left the consumer in shards of two entries, where it got stuck.
+/// Bug: an entry was dropped once its shards were empty, although a node was still working on rows that had been in one of them. The
+/// consumer moved to the next shards, and another node could deliver newer rows of the same databases before the older batch had ended. A
+/// checkpoint that was written then left the consumer in shards of two entries, where it got stuck.
 #[tokio::test(start_paused = true)]
 async fn an_empty_entry_is_kept_until_the_work_in_it_has_ended() {
     let fixture = ConsumerFixture::new(2).await;
@@ -130,7 +130,7 @@ pub fn moves_a_key(attempt: &Attempt) -> bool {
         .any(|mutation| matches!(mutation, Operation::Clear { key } if key.starts_with(deferred)))
 }
 
-/// A request to work again finds the key of its id, whether it has been moved to a successor or not: one beside it would forget what was
+/// A request to work again finds the key of its id, whether or not the key was moved to a successor: a second key would forget what was
 /// finished, or be lost.
 #[tokio::test(start_paused = true)]
 async fn a_request_during_a_reshard_finds_the_key_wherever_it_is() {
@@ -199,7 +199,7 @@ async fn a_request_during_a_reshard_finds_the_key_wherever_it_is() {
     }
 }
 
-/// Several reshards in a row, with rows in between, over two members, at either width.
+/// Several reshards in a row, with rows in between, over two members, both by ids and in batches.
 #[tokio::test(start_paused = true)]
 async fn reshards_in_a_row_lose_nothing() {
     for is_ordered in [false, true] {
@@ -241,7 +241,7 @@ async fn reshards_in_a_row_lose_nothing() {
 }
 
 /// Bug: the successor of a shard cancelled the runs of its deferred ids when it got its checkpoint. They were not ended in the store, so
-/// that what they had begun could be committed while the next run of the id went on.
+/// what they had begun could be committed while the next run of the id was in progress.
 #[tokio::test(start_paused = true)]
 async fn a_run_in_a_successor_goes_on_when_the_predecessors_are_drained() {
     let fixture = ConsumerFixture::new(2).await;
@@ -270,7 +270,7 @@ async fn a_run_in_a_successor_goes_on_when_the_predecessors_are_drained() {
         }
     });
     let options = polled().attempts_max(1).backoff_max(Duration::from_secs(1));
-    // No key for the run that holds the other shard.
+    // This keeps the run that holds the other shard from getting a key.
     let options = options.checkpoint_interval(Duration::from_mins(5));
     fixture.create(["bad"]).await;
     let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
@@ -291,8 +291,8 @@ async fn a_run_in_a_successor_goes_on_when_the_predecessors_are_drained() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A barrier waits for what is worked on in a shard. The feed is resharded before the barrier reads the rows of that shard, and its rows move
-/// on: they were in no shard that the barrier looked at, so it said that the consumer had caught up.
+/// A barrier waits for what is worked on in a shard. The feed is resharded before the barrier reads the rows of that shard, and these rows
+/// move on. Regression: they were in none of the shards that the barrier read, so it claimed that the consumer had caught up.
 #[tokio::test(start_paused = true)]
 async fn a_reshard_while_a_barrier_looks_holds_the_barrier() {
     let fixture = ConsumerFixture::new(1).await;
@@ -313,7 +313,7 @@ async fn a_reshard_while_a_barrier_looks_holds_the_barrier() {
     log.until_calls(1).await;
     fixture.handle().pause().await.unwrap();
     fixture.create(["a"]).await;
-    // Nobody else reads rows here. The reads of the barrier fail until the test lets them go on.
+    // Nobody else reads rows here. The reads of the barrier fail until the test lets them continue.
     let looks = fixture.member().await.options(options).run(log.handler()).await.unwrap();
     let (is_held, reads) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let (held, count) = (Arc::clone(&is_held), Arc::clone(&reads));

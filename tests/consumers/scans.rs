@@ -1,4 +1,4 @@
-//! The recipe for replications: what it is given, and that scans miss no change, wherever they are interrupted.
+//! The recipe for replications: what handlers receive, and that scans miss no change, wherever they are interrupted.
 
 use std::{
     collections::BTreeSet,
@@ -58,7 +58,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_saved_positi
             decide.send(Ok(())).unwrap();
         }
         assert_eq!(seen, some, "each once");
-        // An update that came during a scan that had read it already causes another one.
+        // An update that a running scan has already read still causes another scan, which finds nothing.
         while let Ok(Some((mut scan, decide))) =
             tokio::time::timeout(Duration::from_secs(5), reports.works.recv()).await
         {
@@ -68,7 +68,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_saved_positi
     }
     fixture.until_done().await;
     scans.shutdown().await.unwrap();
-    // Another process continues, unlike CouchDB, which begins from zero.
+    // Another process continues, unlike CouchDB, which starts from zero.
     fixture.document(&created, "g").await;
     let (scans, mut reports) = fixture.scans().await;
     let (mut scan, decide) = reports.next_work().await;
@@ -153,7 +153,7 @@ async fn a_deleted_database_stops_and_a_scan_that_is_over_saves_nothing() {
     scans.shutdown().await.unwrap();
 }
 
-/// The position of a database that was replaced is removed, and those of its successor and of other names stay.
+/// The position of a database that was replaced is removed; those of its successor and of other names remain.
 #[tokio::test(start_paused = true)]
 async fn only_the_positions_of_what_has_ended_are_removed() {
     let fixture = ConsumerFixture::new(1).await;
@@ -181,7 +181,7 @@ async fn only_the_positions_of_what_has_ended_are_removed() {
     scans.shutdown().await.unwrap();
 }
 
-/// Crashes at random between updates: at the end every document was seen.
+/// The scans crash at random between updates: at the end every document was seen.
 #[tokio::test(start_paused = true)]
 async fn no_change_is_missed_by_scans_that_crash_at_random() {
     let mut random = dice();

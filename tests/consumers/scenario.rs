@@ -1,4 +1,4 @@
-//! Nodes that join, leave, die and hang, reshards, and commits that fail in every way, at once; then the guarantees are checked.
+//! Nodes that join, leave, die and hang, reshards, and commits that fail in every way, all at once; then the guarantees are checked.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use crate::common::{db, joined, record, until};
 
 const DATABASES: usize = 20;
 
-/// The work on the rows of a batch in its transaction: counts them, and checks that those of a database come in order.
+/// Works on the rows of a batch in its transaction: counts them, and checks that those of each database are in order.
 async fn work_on(tx: &Transaction, batch: &Batch<Notification>) -> notibus::Result<()> {
     for row in &batch.rows {
         let seen = [b"seen/", &row.sequence.as_bytes()[..]].concat();
@@ -39,10 +39,10 @@ async fn work_on(tx: &Transaction, batch: &Batch<Notification>) -> notibus::Resu
     Ok(())
 }
 
-/// What the handlers of all nodes were called for, by the number of each.
+/// The calls of the handlers of all nodes, by the number of the handler.
 type Calls = Arc<Mutex<Vec<Vec<&'static str>>>>;
 
-/// Counts exactly once in `store`, and fails now and then: before its commit, after it, or by a panic.
+/// A handler that counts exactly once in `store`, and sometimes fails: before its commit, after it, or with a panic.
 struct Shaky {
     store: Store,
     luck: Arc<Mutex<fastrand::Rng>>,
@@ -104,14 +104,14 @@ struct Scenario {
     random: fastrand::Rng,
     calls: Calls,
     nodes: Vec<Running>,
-    /// How often each database was updated.
+    /// How many times each database was updated.
     updates: BTreeMap<usize, u64>,
-    /// How many commits of 100 fail.
+    /// The percentage of commits that fail.
     faults_percent: u8,
 }
 
 impl Scenario {
-    /// Starts a node, on a store of its own that fails.
+    /// Starts a node, on its own store, whose commits sometimes fail.
     async fn start(&mut self) {
         let faults = Faults::new(&self.store);
         let bus = Bus::open_existing(&faults.store(), b"notibus").await.unwrap();
@@ -145,7 +145,7 @@ impl Scenario {
         self.nodes.push(Running { faults, consumer });
     }
 
-    /// Removes one of the nodes.
+    /// Takes one of the nodes out.
     fn take(&mut self) -> Running {
         let place = self.random.usize(..self.nodes.len());
         self.nodes.swap_remove(place)
@@ -154,10 +154,10 @@ impl Scenario {
     async fn step(&mut self) {
         match self.random.u8(..16) {
             0 | 1 if self.nodes.len() < 4 => self.start().await,
-            // It dies.
+            // A node dies.
             2 if self.nodes.len() > 1 => drop(self.take().consumer),
             3 if self.nodes.len() > 1 => self.take().consumer.shutdown().await.unwrap(),
-            // It hangs in all its commits for longer than its expiry; its handlers continue when they can.
+            // A node hangs in all of its commits for longer than its expiry; its handlers continue when they can.
             4 => {
                 let gate = Gate::default();
                 let held = gate.clone();
@@ -195,7 +195,7 @@ impl Scenario {
         let handle = self.bus.consumer("c").unwrap();
         let open = feed.topology().await.unwrap().pop().unwrap().shards;
         let is_done = async || {
-            // Before it works on the open shards, it does not say that it is behind there.
+            // Before the consumer works on the open shards, it is not reported as behind there.
             let shards = handle.status().await.unwrap().shards;
             shards.iter().map(|shard| shard.shard).eq(open.iter().copied())
                 && handle.lag().await.unwrap().iter().all(|shard| shard.rows == 0)

@@ -1,4 +1,4 @@
-//! Tests who may send which requests.
+//! Tests which callers may send which requests.
 
 use std::sync::Arc;
 
@@ -31,14 +31,14 @@ async fn only_admins_get_the_feed() {
     let none = get(fixture.at(), "/_db_updates").await;
     assert_eq!(none.head.status, 401);
     assert_eq!(none.body, "{\"error\":\"unauthorized\",\"reason\":\"You are not a server admin.\"}\n");
-    // With `Basic`, a browser would show its user a dialog; CouchDB sends it on request only.
+    // With `Basic`, a browser would show its user a dialog; CouchDB sends that only on request.
     assert!(none.head.headers["www-authenticate"].starts_with("Bearer "));
     let asks = ask(fixture.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Basic\r\n", "").await;
     assert!(asks.head.headers["www-authenticate"].starts_with("Basic "));
-    // Regression: clients of CouchDB that ask to be spared the dialog got it.
+    // Regression: clients of CouchDB that asked not to get the dialog got it.
     let spared = ask(fixture.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Cookie\r\n", "").await;
     assert!(spared.head.headers["www-authenticate"].starts_with("Bearer "));
-    // Names that exist and others get the same answer.
+    // Existing and unknown names get the same answer.
     for wrong in
         [basic("anna", "wrong"), basic("anna", &secret("bob")), basic("carl", "wrong"), bearer("carl")]
     {
@@ -66,7 +66,7 @@ async fn only_admins_get_the_feed() {
     for header in [&basic("anna", &secret("anna")), &bearer("bob")] {
         assert_eq!(ask(fixture.at(), "GET", "/_db_updates", header, "").await.head.status, 200);
         assert_eq!(ask(fixture.at(), "GET", "/_notibus/status", header, "").await.head.status, 200);
-        // Regression: the second one was ignored, although a proxy in front may have checked that one.
+        // Regression: the second header was ignored, although a proxy in front may have checked that one.
         let two = format!("{header}{header}");
         assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &two, "").await.head.status, 400);
     }
@@ -74,7 +74,7 @@ async fn only_admins_get_the_feed() {
     assert_eq!(get(fixture.at(), "/_notibus/health/ready").await.head.status, 200);
 }
 
-/// Regression: any web page could use a server on a loopback address through the browser of a user who looked at the page.
+/// Regression: any web page could use a server on a loopback address through the browser of a user who visited the page.
 #[tokio::test]
 async fn an_open_server_answers_no_pages_from_elsewhere() {
     let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
@@ -107,8 +107,8 @@ async fn an_open_server_answers_no_pages_from_elsewhere() {
     assert_eq!(ask(fixture.at(), "GET", "/_db_updates", same, "").await.head.status, 200);
 }
 
-/// Regression: a server with the options of the documentation answered to every name. Any page that let its own name stand for
-/// 127.0.0.1 could read all of it and reshard every database.
+/// Regression: a server with the options in the documentation answered to every host name. Any page whose own name pointed to 127.0.0.1
+/// could read everything and reshard every database.
 #[tokio::test]
 async fn a_server_with_the_default_options_answers_no_rebound_page() {
     let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
@@ -138,7 +138,7 @@ async fn start(address: &str, limits: ServerOptions) -> notibus::Result<Server> 
     Server::start(listener, Router::new(), limits, Store::memory().env())
 }
 
-/// Regression: the server listened for other machines although the default access is open to everyone.
+/// Regression: the server listened for other machines although its default access is open to everyone.
 #[tokio::test]
 async fn it_listens_for_other_machines_only_if_that_is_asked_for() {
     for address in ["0.0.0.0:0", "[::]:0"] {
@@ -177,7 +177,7 @@ async fn a_name_that_can_never_match_is_refused_at_start() {
     }
 }
 
-/// Regression: behind a proxy that sends its own upstream name as `Host`, an open server took everyone for local.
+/// Regression: behind a proxy that sends its own upstream name as `Host`, an open server considered every client local.
 #[tokio::test]
 async fn an_open_server_answers_no_client_behind_a_proxy() {
     let fixture = HttpFixture::new().await;
@@ -196,7 +196,7 @@ async fn an_open_server_answers_no_client_behind_a_proxy() {
     assert_eq!(ask(fixture.at(), "GET", "/_db_updates", forwarded, "").await.head.status, 200);
 }
 
-/// The status of the answer to a request with these header lines.
+/// Returns the status of the answer to a request with these header lines.
 async fn status_of(fixture: &HttpFixture, request: &str, lines: &[&str]) -> u16 {
     let mut connection = Connection::open(fixture.at()).await;
     connection.send(&([&[request], lines].concat().join("\r\n") + "\r\n\r\n")).await;
@@ -306,7 +306,7 @@ async fn answers_have_an_id_and_say_who_answers() {
     let answer = get(fixture.at(), "/_db_updates").await;
     assert_eq!(answer.head.headers["server"], concat!("Notibus/", env!("CARGO_PKG_VERSION")));
     assert_eq!(answer.head.headers["x-couch-request-id"].len(), 10);
-    // As in CouchDB, a client may give its request an id.
+    // As in CouchDB, a client may choose the id of its request.
     for (id, is_kept) in [("My-request_1", true), ("", false), (&*"x".repeat(37), false)] {
         let header = format!("X-Couch-Request-ID: {id}\r\n");
         let answer = ask(fixture.at(), "GET", "/_db_updates", &header, "").await;
@@ -314,8 +314,8 @@ async fn answers_have_an_id_and_say_who_answers() {
     }
 }
 
-/// A client that closes its sending side looks like one that has gone, and hyper takes it for that: the feed ends at once, and nothing
-/// of it is left, whatever the heartbeat.
+/// A client that closes its sending side looks like one that is gone, and hyper treats it so: the feed ends at once, and nothing of it
+/// remains, whatever the heartbeat.
 #[tokio::test]
 async fn a_client_that_closes_its_sending_side_leaves_nothing() {
     let fixture = HttpFixture::new().await;
@@ -332,8 +332,8 @@ async fn a_client_that_closes_its_sending_side_leaves_nothing() {
     drop(halves);
 }
 
-/// Requests that two servers in a row may read in two ways: none reaches a route as two, or with a body that the other one took for the
-/// next request.
+/// Requests that two servers in a row may interpret differently: none reaches a route as two requests, or with a body that the other server
+/// took for the next request.
 #[tokio::test]
 async fn shapes_that_smuggle_a_request_are_refused_or_end_the_connection() {
     let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
@@ -453,8 +453,8 @@ async fn pages_of_origins_that_are_named_may_ask() {
     assert_eq!(other.head.status, 403);
     assert!(!other.head.headers.contains_key("access-control-allow-origin"));
     assert!(other.head.headers["vary"].contains("origin"));
-    // Regression: a shared cache gave pages the answer to a request that came from no page, without the headers that allow them
-    // to read it.
+    // Regression: from a shared cache, pages got the answer to a request that came from no page, without the headers that allow them to
+    // read it.
     let none = get(fixture.at(), "/_db_updates").await;
     assert!(none.head.status == 200 && none.head.headers["vary"].contains("origin"));
     assert_eq!(ask(fixture.at(), "POST", "/_notibus/events", page, "[]").await.head.status, 403);
@@ -486,7 +486,7 @@ async fn callers_may_do_what_their_roles_say() {
         ("GET", "/_all_dbs", [200, 401, 401, 200]),
         ("GET", "/shop%2Fa", [200, 403, 403, 200]),
         ("GET", "/logs", [403, 403, 403, 200]),
-        // There are no changes of it, but only callers that may read it learn this.
+        // These databases have no changes feed, but only callers that may read them learn this.
         ("GET", "/shop%2Fa/_changes", [404, 403, 403, 404]),
         ("GET", "/logs/_changes", [403, 403, 403, 404]),
         ("GET", "/logs/_changes/1", [403, 403, 403, 404]),
@@ -504,7 +504,7 @@ async fn callers_may_do_what_their_roles_say() {
     }
     let who = ask(fixture.at(), "GET", "/_session", &bearer("reader"), "").await.json();
     assert_eq!(who["userCtx"], serde_json::json!({ "name": "reader", "roles": ["_db_updates"] }));
-    // Each name counts as a client of its own.
+    // Each name counts as a separate client.
     let ask_live = |name| {
         let header = bearer(name);
         format!("GET /_db_updates?feed=continuous&since=now HTTP/1.1\r\nHost: localhost\r\n{header}\r\n")
@@ -518,7 +518,7 @@ async fn callers_may_do_what_their_roles_say() {
     }
 }
 
-/// A layer's own accounts: by a header that a proxy sets.
+/// The accounts of a layer: a proxy sets a header with the name.
 #[derive(Debug)]
 struct Proxy;
 

@@ -15,12 +15,12 @@ use crate::{
     layer::{Layer, layered},
 };
 
-/// The text of the revision at `position` that the layer writes.
+/// Returns the text of the revision at `position` that the layer writes.
 fn rev(position: u64, hash: u8) -> String {
     format!("{position}-{}", format!("{hash:02x}").repeat(16))
 }
 
-/// A row of a document with one leaf.
+/// Returns the row of a document with one leaf.
 fn row(seq: Sequence, id: &str, position: u64) -> String {
     format!("{{\"seq\":\"{seq}\",\"id\":\"{id}\",\"changes\":[{{\"rev\":\"{}\"}}]}}", rev(position, 7))
 }
@@ -174,7 +174,7 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
     for n in 0..20 {
         layer.write(&db, &format!("doc{n}"), 1, 1, false).await;
     }
-    // Regression: parameters that begin with `_`, with which clients get past caches, were refused here.
+    // Regression: parameters that begin with `_`, which clients add to bypass caches, were refused here.
     let meta = get(fixture.at(), "/d/_changes/_meta?_=17").await.json();
     let shards: Vec<u64> = meta["shards"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
     assert_eq!((shards.len(), &meta["closed"], &meta["db_name"]), (2, &false.into(), &"d".into()));
@@ -212,7 +212,7 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
     assert_eq!(then["shards"].as_array().unwrap().len(), 3);
     assert_eq!(get(fixture.at(), "/d/_changes/_meta?since=0").await.json()["shards"], meta["shards"]);
 
-    // The feed of all shards does not change.
+    // The feed of all shards stays the same.
     assert_eq!(get(fixture.at(), "/d/_changes").await.json()["results"].as_array().unwrap().len(), 20);
 }
 
@@ -302,7 +302,7 @@ async fn databases_that_only_events_tell_of_have_no_documents() {
     let (a, b) = (db("a", 1), db("b", 1));
     fixture.event(&a, EventKind::Created).await;
     assert_eq!(get(fixture.at(), "/a/_changes").await.head.status, 404);
-    // A database that a layer elsewhere writes to has changes.
+    // A database that another layer writes to has changes.
     let layer = Layer::new(&fixture.bus);
     layer.create(&b, 1).await;
     let written = layer.write(&b, "x", 1, 1, false).await;
@@ -311,8 +311,7 @@ async fn databases_that_only_events_tell_of_have_no_documents() {
     assert!(changes.body.contains("\"doc\":null"), "{}", changes.body);
 }
 
-/// Regression: the library refused filters other than its own, so a layer could not have any. It ignored `conflicts` and
-/// `attachments`.
+/// Regression: the library refused all filters but its own, so a layer could not have any. It ignored `conflicts` and `attachments`.
 #[tokio::test]
 async fn a_layer_has_filters_and_bodies_of_its_own() {
     let (fixture, layer, db) = fixture("d", 2).await;
@@ -339,7 +338,7 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
     assert_eq!(ids(&descending), ["doc57", "doc47"]);
     let conflicts = get(fixture.at(), "/d/_changes?include_docs=true&conflicts=true&limit=1").await;
     assert!(conflicts.body.contains("\"_conflicts\":[]"), "{}", conflicts.body);
-    // Without documents these parameters mean nothing, as in CouchDB.
+    // Without documents, these parameters have no effect, as in CouchDB.
     assert_eq!(ids(&get(fixture.at(), "/d/_changes?conflicts=true&attachments=true").await).len(), 60);
     for (query, status) in [
         ("filter=app/broken", 404),
@@ -360,7 +359,7 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
         assert_eq!(answer.head.status, status, "{query}");
         assert_eq!(answer.json()["reason"].is_string(), status >= 400, "{query}");
     }
-    // Names of parameters in any case, `live`, and the last event as a parameter.
+    // Parameter names in any case, `live`, and the last event id as a parameter.
     assert_eq!(ids(&get(fixture.at(), "/d/_changes?LIMIT=1&Feed=normal").await), ["doc0"]);
     let live = get(fixture.at(), "/d/_changes?feed=live&timeout=0&limit=2").await;
     assert_eq!(live.body.lines().count(), 3);
@@ -371,8 +370,8 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
     assert_eq!((secret.head.status, &secret.json()["error"]), (403, &"forbidden".into()));
 }
 
-/// Regression: a layer may show each caller something else, but the entity tag was the same. So a shared cache that had the answer for
-/// one caller got 304 for another one.
+/// Regression: a layer may show something different to each caller, but the entity tag was the same. So a shared cache that had the answer
+/// for one caller got 304 for another one.
 #[tokio::test]
 async fn what_a_layer_shows_is_known_by_caller() {
     let options = ApiOptions::default().authorize(credentials(&[line("ann"), line("bob")]));
@@ -391,7 +390,7 @@ async fn what_a_layer_shows_is_known_by_caller() {
     }
 }
 
-/// The count for one page serves the next, until a document is edited. `pending` stays exact even if documents are edited between
+/// The count for one page is reused for the next, until a document is edited. `pending` stays exact even if documents are edited between
 /// two pages and move to the end.
 #[tokio::test]
 async fn pending_is_exact_on_every_page_whatever_is_edited_between_them() {
@@ -411,7 +410,7 @@ async fn pending_is_exact_on_every_page_whatever_is_edited_between_them() {
         assert_eq!(pending, 40 - page * 5, "page {page}");
         since = last;
     }
-    // It is exact at any position, in any order, and for one shard.
+    // `pending` is exact at any position, in any order, and for one shard.
     for place in [30, 3, 17, 3, 39] {
         let (pending, _) = reads(&sequences[place].to_string(), 1).await;
         assert_eq!(pending, (40 - place as u64).saturating_sub(2), "after row {place}");

@@ -141,7 +141,7 @@ impl Connection {
         rest
     }
 
-    /// Returns everything that comes until the connection ends.
+    /// Returns everything that arrives until the connection ends.
     pub async fn everything(&mut self) -> String {
         while self.receive().await {}
         String::from_utf8_lossy(&self.received).into_owned()

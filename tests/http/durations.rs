@@ -1,5 +1,4 @@
-//! Durations that callers pass to the server: the longest one means "never", and nothing panics on it; zero is refused, or means what it
-//! says.
+//! Durations that callers pass to the server: the longest one means "never", and nothing panics on it; zero is refused, or taken literally.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -28,8 +27,8 @@ async fn start(options: ApiOptions, limits: ServerOptions) -> (HttpFixture, Arc<
     (fixture, layer.unwrap())
 }
 
-/// Regression: with the longest `timeout_max` the first longpoll that waited panicked, with the longest `header_timeout` every
-/// connection did.
+/// Regression: with the longest `timeout_max`, the first longpoll that waited panicked; with the longest `header_timeout`, every connection
+/// did.
 #[tokio::test]
 async fn servers_bear_the_longest_durations() {
     let options = ApiOptions::default().timeout_max(NEVER).heartbeat_max(NEVER).doc_reads_limit(NEVER);

@@ -1,4 +1,4 @@
-//! Tests posted events, which name their databases.
+//! Tests events that clients post, which refer to databases by name.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ async fn fixture() -> HttpFixture {
         .await
 }
 
-/// A server on `store` that records events, which nobody folds.
+/// Starts a server on `store` that records events, which nobody folds.
 async fn recorder(store: &Store) -> (Bus, Dispatcher, Server) {
     let bus = narrow_bus(store).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -80,7 +80,7 @@ async fn instances_follow_from_what_is_known_of_a_name() {
     let again = row(&fixture, "b").await;
     assert!(!again.is_deleted() && again.instance != older.instance);
 
-    // The database is created although it lives, so the deletion was missed.
+    // The database is created although it exists, so its deletion must have been missed.
     post(&fixture, r#"[{"db":"a","type":"created"}]"#).await;
     let again = row(&fixture, "a").await;
     assert_eq!(
@@ -125,14 +125,14 @@ async fn all_events_of_a_request_are_one_transaction() {
     trace.take();
     let body = r#"[{"db":"a","type":"created"},{"db":"b","type":"updated"},{"db":"c","type":"deleted"}]"#;
     assert_eq!(ask(server.local_addr(), "POST", "/_notibus/events", "", body).await.head.status, 201);
-    // Each database has five lanes; a ring of the doorbell adds to fewer.
+    // Each database has five lanes; a ring of the doorbell adds to fewer lanes.
     let is_event = |operation: &&Operation| matches!(operation, Operation::Atomic { operand, .. } if operand.len() == 40);
     let events = |attempt: &Attempt| attempt.operations.iter().filter(is_event).count();
     let counts: Vec<_> = trace.take().iter().map(events).filter(|&count| count > 0).collect();
     assert_eq!(counts, [3]);
 }
 
-/// Regression: two parallel requests for an unknown name made two databases of it.
+/// Regression: two parallel requests for an unknown name created two databases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_meet_agree_on_what_a_name_stands_for() {
     let fixture = fixture().await;
@@ -150,7 +150,7 @@ async fn requests_that_meet_agree_on_what_a_name_stands_for() {
         let x = row(&fixture, &format!("x{round}")).await;
         assert_eq!(x.totals, common::counts([0, 0, 8, 0]), "all of them on one instance");
     }
-    // All recorded events are folded, those of the last `y` a moment after those of `x`, and none counted as stale.
+    // All recorded events are folded, the last ones of `y` shortly after those of `x`, and none is counted as stale.
     let folded = || {
         let folded = fixture.bus.stats().folded;
         folded.total() - folded.deleted
@@ -180,7 +180,7 @@ async fn an_unknown_result_counts_once() {
     assert_eq!((row.totals.total(), row.kinds.contains(EventKind::Updated)), (1, true));
 }
 
-/// Regression: a client repeated a post after a time-out, and so replaced the database that the post had created.
+/// Regression: a client repeated a post after a time-out, which replaced the database that the first post had created.
 #[tokio::test]
 async fn a_repeated_post_is_known_by_its_key() {
     let fixture = fixture().await;
@@ -199,7 +199,7 @@ async fn a_repeated_post_is_known_by_its_key() {
     assert_eq!(replayed, 7);
     let first = row(&fixture, "a").await;
     assert_eq!((first.totals, first.replaced), (common::counts([1, 0, 1, 0]), None));
-    // Another body with the same key is a mistake; another key makes another request.
+    // A different body with the same key is a mistake; a different key makes a different request.
     let other = post("k1", r#"[{"db":"b","type":"created"}]"#).await;
     assert_eq!((other.head.status, &other.json()["error"]), (422, &"idempotency_key_reused".into()));
     // Regression: the second of two keys was ignored.

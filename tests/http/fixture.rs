@@ -14,7 +14,7 @@ use crate::common::{self, joined, narrow_bus, record, until};
 pub struct HttpFixture {
     pub store: Store,
     pub bus: Bus,
-    /// Folds at once.
+    /// The notifier, which folds at once.
     _notifier: Notifier,
     pub dispatcher: Arc<Dispatcher>,
     pub api: Api,
@@ -41,7 +41,7 @@ impl HttpFixture {
         Self::dispatched(DispatcherOptions::default(), options, limits, router).await
     }
 
-    /// Like [`HttpFixture::with`], with options for the dispatcher, too.
+    /// Does the same as [`HttpFixture::with`], with options for the dispatcher, too.
     pub async fn dispatched(
         dispatcher: DispatcherOptions,
         options: ApiOptions,
@@ -51,7 +51,7 @@ impl HttpFixture {
         Self::over(Store::memory(), dispatcher, options, limits, router).await
     }
 
-    /// Like [`HttpFixture::dispatched`], on this store.
+    /// Does the same as [`HttpFixture::dispatched`], on this store.
     pub async fn over(
         store: Store,
         dispatcher: DispatcherOptions,
@@ -84,12 +84,12 @@ impl HttpFixture {
     }
 }
 
-/// Returns the row of a database as a client gets it. Its position is a plain sequence.
+/// Returns the row of a database as it is sent to a client. Its position is a plain sequence.
 pub fn row(row: &Notification, kind: &str) -> String {
     format!("{{\"db_name\":\"{}\",\"type\":\"{kind}\",\"seq\":\"{}\"}}", row.name, row.sequence)
 }
 
-/// The secret of `name` in these tests.
+/// Returns the secret of `name` in these tests.
 pub fn secret(name: &str) -> String {
     format!("{name}-0123456789abcdef0123456789abcdef")
 }
@@ -99,17 +99,17 @@ pub fn line(name: &str) -> String {
     Credentials::line(name, &secret(name)).unwrap()
 }
 
-/// Returns what knows the names of these lines.
+/// Returns an authorizer that knows the names in these lines.
 pub fn credentials(lines: &[String]) -> Arc<dyn Authorize> {
     Arc::new(lines.join("\n").parse::<Credentials>().unwrap())
 }
 
-/// Returns the header by which `name` sends its secret as a token.
+/// Returns the header with which `name` sends its secret as a token.
 pub fn bearer(name: &str) -> String {
     format!("Authorization: Bearer {}\r\n", secret(name))
 }
 
-/// Returns the header by which `name` sends `secret` as a password.
+/// Returns the header with which `name` sends `secret` as a password.
 pub fn basic(name: &str, secret: &str) -> String {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let encode = |part: &[u8]| {

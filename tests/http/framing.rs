@@ -154,7 +154,7 @@ async fn headers_go_out_at_once_when_there_is_nothing_to_send() {
     let fixture = HttpFixture::new().await;
     fixture.event(&db("a", 1), Created).await;
     for feed in ["longpoll", "continuous", "eventsource"] {
-        // This is a promise to waiting clients, not a measure of speed, so a busy machine has three tries.
+        // This is a promise to waiting clients, not a measure of speed, so a busy machine gets three tries.
         let mut fastest = Duration::MAX;
         for _ in 0..3 {
             let began = Instant::now();
@@ -271,7 +271,7 @@ async fn live_feeds_send_a_row_for_every_event_and_live_on() {
             assert_eq!(events.chunk().await.unwrap(), expected);
         }
     }
-    // All feeds end in good order.
+    // All feeds end in an orderly way.
     let HttpFixture { api, server, .. } = fixture;
     api.shutdown();
     let last = lines.rest().await;
@@ -295,19 +295,19 @@ async fn an_event_source_goes_on_behind_the_last_event() {
         let expected = format!("{begin}data: {}\nid: \"{}\"\n\n{end}", row(&b, "created"), b.sequence);
         assert_eq!(answer.body, expected);
     }
-    // As a parameter it is a position for all feeds.
+    // As a parameter, the last event id is a position for all feeds.
     let rest = get(fixture.at(), &format!("/_db_updates?last-event-id={}", a.sequence)).await;
     assert_eq!(rest.rows(), [("b".to_owned(), "created".to_owned())]);
     let both = get(fixture.at(), &format!("/_db_updates?since=0&last-event-id={}", a.sequence)).await;
     assert_eq!(both.head.status, 400, "one of the two would be ignored: {both:?}");
 }
 
-/// The bytes by which an event source says where it stands.
+/// Returns the bytes with which an event source reports its position.
 fn beat(at: &str) -> String {
     format!("event: heartbeat\ndata: \nid: \"{at}\"\n\n")
 }
 
-/// Cause: an event source from `now` that was cut off before its first row had no position, and began at a later `now`.
+/// Cause: an event source from `now` that was cut off before its first row had no position, and so began at a later `now`.
 #[tokio::test]
 async fn an_event_source_that_is_cut_off_before_its_first_row_loses_nothing() {
     let fixture = HttpFixture::new().await;
@@ -323,7 +323,7 @@ async fn an_event_source_that_is_cut_off_before_its_first_row_loses_nothing() {
     assert!(again.body.contains(&row(&b, "created")), "{again:?}");
 }
 
-/// The dispatcher matches the names of a live feed, and pages from the store are matched alike.
+/// The dispatcher matches the names for a live feed, and pages from the store are matched in the same way.
 #[tokio::test]
 async fn names_are_chosen_by_a_glob_in_every_feed() {
     let fixture = HttpFixture::new().await;
@@ -395,8 +395,8 @@ async fn types_are_derived_for_the_reader() {
     assert_eq!(of(String::new()).await, ["created"], "who knows nothing has nothing to forget");
 }
 
-/// Cause: a position between two rows of a database said which were sent, in 90 digits. Now a database is sent whole, in every feed: a
-/// page exceeds its limit by three at most, and a client that is cut off within a database gets it again.
+/// Cause: a position between two rows of a database recorded which rows were sent, in 90 digits. Now a database is sent as a whole in every
+/// feed: a page exceeds its limit by at most three rows, and a client that is cut off within a database gets that database again.
 #[tokio::test]
 async fn the_rows_of_a_database_are_not_split() {
     let fixture = HttpFixture::new().await;
@@ -502,7 +502,7 @@ async fn bad_parameters_get_an_answer_that_says_what_is_allowed() {
         ("include_docs=true", "bad_request", "This feed has no parameter `include_docs`."),
         ("feed=live", "bad_request", "Supported `feed` types: normal, continuous, longpoll, eventsource"),
         ("since=12-abc", "bad_request", "Malformed sequence supplied in 'since' parameter."),
-        // Regression: these had an error of their own, `invalid_integer`, and other words than CouchDB's.
+        // Regression: these had their own error, `invalid_integer`, and wordings other than CouchDB's.
         ("limit=-1", "bad_request", "The limit value should be a non-negative integer"),
         ("timeout=x", "bad_request", "The timeout parameter should be a non-negative integer"),
         (
@@ -525,7 +525,7 @@ async fn bad_parameters_get_an_answer_that_says_what_is_allowed() {
         let answer = get(fixture.at(), &format!("/_db_updates?{bad}")).await;
         assert_eq!(answer.head.status, 400, "{answer:?}");
     }
-    // Names are known in any case. Clients add parameters with `_` so that no cache answers.
+    // Parameter names are accepted in any case. Clients add parameters with `_` so that no cache answers.
     for good in ["LIMIT=0&Feed=normal", "_=17&limit=0"] {
         let answer = get(fixture.at(), &format!("/_db_updates?{good}")).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");

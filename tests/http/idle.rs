@@ -20,17 +20,17 @@ use crate::{
     layer::Layer,
 };
 
-/// How many feeds wait.
+/// The number of waiting feeds.
 const FEEDS: usize = 1_000;
 
-/// How many minutes they wait.
+/// The number of minutes that they wait.
 const MINUTES: u64 = 20;
 
-/// How often the process looks at the feed of their database meanwhile: once a minute.
+/// How many times the process polls the feed of their database meanwhile: once a minute.
 const LOOKS_MAX: usize = MINUTES as usize;
 
-/// Regression: each feed of documents polled the store every 10 s, so 10,000 of them made 1,000 transactions per second at rest.
-/// Now the one poll of the process looks at their database once a minute, to find the changes without a notification.
+/// Regression: each feed of documents polled the store every 10 s, so 10,000 of them made 1,000 transactions per second while nothing
+/// happened. Now a single poll of the process checks their database once a minute, to find changes without a notification.
 #[tokio::test(start_paused = true)]
 async fn feeds_that_wait_hardly_ever_look_at_the_store() {
     let trace = Trace::new(&Store::memory());
@@ -69,10 +69,10 @@ async fn feeds_that_wait_hardly_ever_look_at_the_store() {
     }
     let with = cost().await;
     println!("{with} transactions with {FEEDS} feeds, {without} without");
-    // The transactions of the node itself vary a little.
+    // The number of transactions that the node itself makes varies a little.
     assert!(with < without + LOOKS_MAX + 30, "{with} transactions with {FEEDS} feeds, {without} without");
 
-    // The feeds get new rows all the same.
+    // The feeds still get new rows.
     layer.write(&d, "x", 1, 1, false).await;
     while let Some(feed) = feeds.join_next().await {
         let (beats, row) = feed.unwrap();
@@ -115,8 +115,8 @@ async fn sent(router: Router, target: &str, wanted: &str, happens: impl Future<O
     text.expect("it looks now and then")
 }
 
-/// Regression: two things left a live feed asleep forever. One is the removal of changes without an event. The other are edits of
-/// a database that the bus takes for replaced, because a client posted `created` for its name.
+/// Regression: two things left a live feed asleep forever: the removal of changes without an event, and edits of a database that the bus
+/// takes for replaced because a client posted `created` for its name.
 #[tokio::test(start_paused = true)]
 async fn live_feeds_learn_also_what_no_notification_tells_of() {
     for target in ["/d/_changes", "/d/_changes/1"] {
@@ -139,7 +139,7 @@ async fn live_feeds_learn_also_what_no_notification_tells_of() {
         assert!(bus.stats().stale_events > 0, "the edits were folded as stale");
         assert!(text.contains("\"id\":"), "{text}");
     }
-    // A shard that another node has closed causes no notification either.
+    // A shard that another node closed does not cause a notification either.
     let (_bus, _notifier, layer, router, _api) = served().await;
     let target = "/d/_changes/1?feed=continuous&since=now&heartbeat=10000";
     let text = sent(router, target, "", async {

@@ -115,7 +115,7 @@ impl Databases for Layer {
     }
 }
 
-/// Shows the documents whose ids occur in a text, or end with it.
+/// A filter that shows the documents whose ids occur in a text, or end with it.
 struct Chosen {
     text: String,
     /// Whether bodies have conflicts.

@@ -56,7 +56,7 @@ async fn feeds_and_connections_are_counted() {
     let refused = third.answer().await;
     assert_eq!(refused.head.status, 429);
     assert_eq!(refused.json()["error"], "too_many_requests");
-    // A feed that does not last is not counted.
+    // A feed that ends at once is not counted.
     third.send("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert_eq!(third.answer().await.head.status, 200);
     // The third connection stays open, so there is no room for a fourth.
@@ -106,8 +106,8 @@ async fn a_client_that_does_not_read_is_dropped() {
     tokio::time::timeout(LIMIT, dropped).await.expect("it is dropped");
 }
 
-/// Heartbeats fit into the buffer of a socket for hours. Regression: the server held a client that had vanished, or that never
-/// read, for just as long.
+/// Heartbeats fit into the buffer of a socket for hours. Regression: the server held a client that had vanished, or that never read, for
+/// just as long.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
@@ -195,8 +195,8 @@ async fn a_shutdown_lets_answers_end_and_cuts_off_what_does_not() {
     drop(api);
 }
 
-/// Regression: the queue of the listener held 128 connections. During a burst of log-ins other clients tried again after a second,
-/// and again after three. So a request for the health of a server that was free again took six.
+/// Regression: the queue of the listener held 128 connections. During a burst of log-ins, other clients retried after one second, and again
+/// after three. So a request for the health of a server that was free again took six seconds.
 #[tokio::test]
 async fn connections_wait_in_line_while_the_server_is_busy() {
     let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn");
@@ -205,7 +205,7 @@ async fn connections_wait_in_line_while_the_server_is_busy() {
         return;
     }
     let fixture = updates_with(ApiOptions::default(), ServerOptions::default()).await;
-    // The server shares this thread, which does not yield to it, so only the system accepts these connections.
+    // The server shares this thread, which does not yield to it, so only the operating system accepts these connections.
     let connect =
         |_| std::net::TcpStream::connect_timeout(&fixture.at(), LIMIT).expect("there is room in line");
     let waiting: Vec<_> = (0..500).map(connect).collect();

@@ -1,4 +1,4 @@
-//! Tests live feeds of `_db_updates`, chunk by chunk. They read the ring of the dispatcher.
+//! Tests live feeds of `_db_updates`, chunk by chunk. These feeds read the ring of the dispatcher.
 
 use std::{
     sync::{
@@ -32,7 +32,7 @@ use crate::{
     layer::Layer,
 };
 
-/// The most bytes of a chunk: 32 KiB, and the row that passes that limit.
+/// The maximum size of a chunk in bytes: 32 KiB, plus the row that passes that limit.
 const CHUNK_MAX: usize = (32 << 10) + 7_000;
 
 /// A node without a listener.
@@ -74,7 +74,7 @@ impl Node {
         until("the tail", async || self.bus.stats().rows_tailed > before).await;
     }
 
-    /// Creates this many databases in one transaction. They have long names that JSON escapes.
+    /// Creates this many databases in one transaction, with long names that JSON escapes.
     async fn create_long(&self, count: usize) {
         let tx = self.store.begin();
         let before = self.bus.stats().rows_tailed;
@@ -124,15 +124,15 @@ async fn feeds_that_look_alike_share_their_bytes() {
     assert_ne!(chunks[0], chunks[3]);
 }
 
-/// Regression: the text of a batch was kept only if it fitted one chunk. So each feed rendered the batches for itself just when they
-/// were full.
+/// Regression: the text of a batch was kept only if it fitted into one chunk. So just when batches were full, each feed rendered them for
+/// itself.
 #[tokio::test]
 async fn feeds_share_the_bytes_of_a_full_batch() {
     const DATABASES: usize = 30;
     let node = Node::new(&Store::memory(), 1_000).await;
     let target = "/_db_updates?feed=continuous&since=now&heartbeat=60000";
     let mut feeds = [node.feed(target).await, node.feed(target).await];
-    // They began at different times. After a batch they know the same.
+    // The feeds began at different times. After one batch they know the same.
     node.event("a", EventKind::Created).await;
     for feed in &mut feeds {
         next(feed).await;
@@ -185,7 +185,7 @@ async fn chunks_of(feed: &mut BodyDataStream, rows: usize) -> Vec<Bytes> {
     chunks
 }
 
-/// Regression: pages and batches were bounded by rows alone, so a client that did not read held 3 MB of names that JSON escapes.
+/// Regression: pages and batches were only bounded by rows, so a client that did not read held 3 MB of names that JSON escapes.
 #[tokio::test]
 async fn chunks_are_bounded_in_bytes_whatever_the_names() {
     const DATABASES: usize = 150;
@@ -232,8 +232,8 @@ async fn read_chunks(feeds: Vec<BodyDataStream>, rows: usize) {
     }
 }
 
-/// Regression: the rows of a subscriber that catches up were bounded by their number alone. Now their bytes are bounded, too, as in
-/// the batches of the ring.
+/// Regression: the rows of a subscriber that catches up were only bounded by their number. Now their bytes are bounded too, as in the
+/// batches of the ring.
 #[tokio::test]
 async fn batches_of_a_catch_up_are_bounded_in_bytes() {
     let node = Node::new(&Store::memory(), 1).await;
@@ -247,8 +247,8 @@ async fn batches_of_a_catch_up_are_bounded_in_bytes() {
     }
 }
 
-/// A live subscription can expire, as a page can. Then the server cuts the client off. The client tries again, and gets an answer
-/// that says so.
+/// A live subscription can expire, like a page. The server then cuts the client off. The client tries again, and gets an answer that says
+/// so.
 #[tokio::test]
 async fn a_live_feed_that_has_expired_is_cut_off() {
     let node = Node::new(&Store::memory(), 1).await;
@@ -281,8 +281,8 @@ async fn a_live_feed_that_has_expired_is_cut_off() {
     assert_eq!(node.router.clone().oneshot(again).await.unwrap().status(), StatusCode::GONE);
 }
 
-/// Regression: while the storage of a cluster was away, posts were refused after a while, but a client that asked for a feed had no answer for
-/// minutes, as each attempt to read its first page took long.
+/// Regression: while the storage of a cluster was unavailable, posts were refused after a while, but a client that asked for a feed had no
+/// answer for minutes, because each attempt to read its first page took long.
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_cannot_begin_is_refused_within_a_minute() {
     let faults = Faults::new(&Store::memory());
@@ -297,7 +297,7 @@ async fn a_feed_that_cannot_begin_is_refused_within_a_minute() {
     }
 }
 
-/// Cause: events of the bus itself moved the end of the feed, so a client got the same rows again after a minute without any event.
+/// Cause: events of the bus itself moved the end of the feed, so after a minute without any event a client got the same rows again.
 #[tokio::test(start_paused = true)]
 async fn an_entity_tag_holds_at_rest() {
     let node = Node::new(&Store::memory(), 100).await;

@@ -1,4 +1,4 @@
-//! Tests the bus over HTTP: what clients get, byte by byte.
+//! Tests the bus over HTTP: what clients receive, byte by byte.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! Looking after a bus over HTTP: nodes, feeds and consumers, what is refused, and who may do what.
+//! Managing a bus over HTTP: nodes, feeds and consumers, which requests are refused, and which callers may do what.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::{
     fixture::{HttpFixture, bearer, credentials, line},
 };
 
-/// A server with the administration.
+/// Starts a server with the administration.
 async fn fixture(authorize: Arc<dyn Authorize>) -> HttpFixture {
     let options = ApiOptions::default().authorize(authorize);
     HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.administration()).await
 }
 
-/// The status and the object that is answered to a POST.
+/// Returns the status and the object of the answer to a POST.
 async fn post(fixture: &HttpFixture, path: &str, body: &Value) -> (u16, Value) {
     let answer = ask(fixture.at(), "POST", path, "", &body.to_string()).await;
     (answer.head.status, answer.json())
@@ -68,7 +68,7 @@ async fn rows_are_read_page_by_page_and_waited_for() {
     let second = get(fixture.at(), &format!("{rows}?since={next}")).await.json();
     assert_eq!((names(&second), &second["more"]), (vec!["c".into()], &false.into()));
 
-    // It answers as soon as there is one, and when the time has passed.
+    // The route answers as soon as there is a row, and otherwise when the time has passed.
     let next = second["next"].as_str().unwrap();
     let none = get(fixture.at(), &format!("{rows}?since={next}&timeout=1")).await.json();
     assert_eq!(none["rows"], json!([]));
@@ -100,9 +100,9 @@ async fn feeds_are_managed() {
         let twice = get(fixture.at(), &format!("{feed}/{target}")).await;
         assert!(twice.head.status == 400 && twice.body.contains("twice"), "{target}: {}", twice.body);
     }
-    // Regression: parameters that begin with `_`, with which clients get past caches, were refused here.
+    // Regression: parameters that begin with `_`, which clients add to bypass caches, were refused here.
     assert_eq!(get(fixture.at(), &format!("{feed}/topology?_=17&_=18")).await.head.status, 200);
-    // Regression: the body of these refusals was no JSON.
+    // Regression: the body of these refusals was not JSON.
     for target in ["consumers/%ff", "consumers/%ff/deferred", "feeds/%ff/topology"] {
         let broken = get(fixture.at(), &format!("/_notibus/{target}")).await;
         assert_eq!((broken.head.status, &broken.json()["error"]), (400, &"bad_request".into()), "{target}");
@@ -111,7 +111,7 @@ async fn feeds_are_managed() {
     assert_eq!(nodes["nodes"][0]["roles"][0], "notifier");
 }
 
-/// Every route of a consumer, by a name that has to be escaped.
+/// Uses every route of a consumer, with a name that must be escaped.
 #[tokio::test]
 async fn consumers_are_managed() {
     let fixture = fixture(allow_all()).await;
@@ -146,7 +146,7 @@ async fn consumers_are_managed() {
     );
     assert!(shown["troubles"][0].as_str().unwrap().contains("no node works for it"), "{shown}");
 
-    // What somebody asks for again is deferred until a member works on it.
+    // An id that somebody requests again is deferred until a member works on it.
     let deferred = async || get(fixture.at(), &format!("{consumer}/deferred")).await.json();
     assert_eq!(deferred().await, json!({ "deferred": [], "next": null }));
     let asked = post(&fixture, &format!("{consumer}/again"), &json!({ "filter": "*" })).await;
@@ -182,7 +182,7 @@ async fn consumers_are_managed() {
     }
 }
 
-/// A consumer of documents is created, moved and deleted; while a member works for it only by force.
+/// A consumer of documents is created, moved and deleted; while a member works for it, only by force.
 #[tokio::test]
 async fn consumers_of_documents_are_managed() {
     let fixture = fixture(allow_all()).await;
@@ -255,7 +255,7 @@ async fn deferred_ids_are_listed_page_by_page() {
     assert_eq!(get(fixture.at(), "/_notibus/consumers/c/deferred?after=a").await.head.status, 400);
 }
 
-/// Cause: a list was one text in memory, so each client that did not read it held as many bytes as there were consumers.
+/// Cause: a list was one text in memory, so each client that did not read it held memory in proportion to the number of consumers.
 #[tokio::test]
 async fn lists_come_in_pages_of_some_64_kb() {
     let fixture = fixture(allow_all()).await;
@@ -299,7 +299,7 @@ async fn who_may_look_may_change_nothing() {
     }
 }
 
-/// A page of anyone can have a browser send what it wants to a server that only this machine reaches.
+/// A page of anyone can make a browser send anything to a server that only this machine can reach.
 #[tokio::test]
 async fn a_page_changes_nothing() {
     let fixture = fixture(allow_all()).await;

@@ -1,4 +1,4 @@
-//! Tests the cost of `pending`: hardly any at both ends of a feed, and the rows of one page for a page after another.
+//! Tests the cost of `pending`: almost nothing at both ends of a feed, and the rows of one page when pages are read in sequence.
 //!
 //! The tests are small by default. `NOTIBUS_LOAD=full cargo test --release --test http pending -- --nocapture` measures full sizes.
 
@@ -18,7 +18,7 @@ use crate::{
     layer::{Layer, layered},
 };
 
-/// How many documents one transaction writes.
+/// The number of documents that one transaction writes.
 const BATCH: usize = 1_000;
 
 /// Starts a node on a store that counts, with a layer that has one database with this many documents.
@@ -42,8 +42,8 @@ async fn filled(documents: usize) -> (HttpFixture, Faults, Arc<Layer>, Db) {
     (fixture, faults, layer, db)
 }
 
-/// Regression: `pending` of one row read all rows: 0.3 ms at 1,000 documents, 55 ms at 300,000. Reading in pages was quadratic, or
-/// became so with the next edit.
+/// Regression: `pending` for one row read all rows: 0.3 ms at 1,000 documents, 55 ms at 300,000. Reading in pages was quadratic, or became
+/// so with the next edit.
 #[tokio::test]
 async fn a_page_reads_its_own_rows_wherever_it_is() {
     let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");

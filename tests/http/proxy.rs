@@ -18,10 +18,10 @@ use crate::{
     fixture::{HttpFixture, bearer, credentials, line, row, secret},
 };
 
-/// A real nginx. Dropping it ends it.
+/// A real nginx process, which ends when this is dropped.
 struct Nginx {
     process: Child,
-    /// The address that it listens on.
+    /// The address that nginx listens on.
     at: SocketAddr,
     _folder: tempfile::TempDir,
 }
@@ -69,7 +69,7 @@ impl Nginx {
         let arguments = [Path::new("-c"), &file, Path::new("-p"), folder.path()];
         let tested = Command::new("nginx").arg("-t").args(arguments).output().unwrap();
         assert!(tested.status.success(), "{}\n{configuration}", String::from_utf8_lossy(&tested.stderr));
-        // The socket takes connections from the first moment on.
+        // The socket accepts connections from the very beginning.
         let process = Command::new("nginx")
             .args(arguments)
             .env("NGINX", "0;")
@@ -127,7 +127,7 @@ async fn behind_nginx_rows_come_at_once_over_tls_and_addresses_have_limits() {
     let logged_in = curl("127.0.0.3", &["--include", "--data", &form, &target]).output().await.unwrap();
     let head = String::from_utf8(logged_in.stdout).unwrap().to_ascii_lowercase();
     assert!(head.contains("; samesite=strict; secure"), "{head}");
-    // Log-ins have a rate for each address, and all requests another one, which others do not notice.
+    // Each address has a rate for log-ins and another one for all requests; other addresses are not affected.
     let mut refused = 0;
     for _ in 0..30 {
         refused +=
@@ -135,7 +135,7 @@ async fn behind_nginx_rows_come_at_once_over_tls_and_addresses_have_limits() {
     }
     assert!(refused > 10, "{refused} of 30 log-ins were refused");
     assert_eq!(status("127.0.0.5", "/_session", &["--data", &form]).await, "200");
-    // One address has a limit of connections.
+    // An address has a limit on connections.
     let mut feeds = Vec::new();
     for _ in 0..40 {
         feeds.push(curl("127.0.0.6", &["-H", &token, &feed]).spawn().unwrap());

@@ -1,4 +1,4 @@
-//! Tests the parameters of feeds: which are known, refused, or may not be given twice.
+//! Tests the parameters of feeds: which ones are known, which are refused, and which may not be given twice.
 
 use notibus::{Sequence, http::ApiOptions, store::Store};
 
@@ -9,7 +9,7 @@ use crate::{
     layer::{Layer, layered},
 };
 
-/// A server with both kinds of feeds, and an empty database `d`.
+/// Starts a server with both kinds of feeds, and an empty database `d`.
 async fn fixture() -> (HttpFixture, std::sync::Arc<Layer>) {
     let (fixture, layer) = layered(Store::memory(), ApiOptions::default()).await;
     layer.create(&db("d", 1), 1).await;
@@ -43,7 +43,7 @@ async fn values_that_make_no_sense_are_named() {
         ("/d/_changes", "types=created", "no parameter"),
         ("/d/_changes", "names=a", "no parameter"),
         ("/d/_changes", "key=1", "no parameter"),
-        // Regression: of two values the last one counted, although the routes that manage refused two.
+        // Regression: the last of two values counted, although the management routes refused two.
         ("/_db_updates", "limit=1&limit=2", "twice"),
         ("/_db_updates", "since=now&LIMIT=1&since=0", "twice"),
         ("/_db_updates", "types=created&types=deleted", "twice"),
@@ -57,7 +57,7 @@ async fn values_that_make_no_sense_are_named() {
         ("/_db_updates", "_=1&_=2"),
         ("/_db_updates", "Descending=TRUE&since=now"),
         ("/d/_changes", "LIMIT=1&Include_Docs=True&Descending=false&seq_interval=25"),
-        // A layer may take several.
+        // A layer may accept several values.
         ("/d/_changes", "filter=app/ids&end=a&end=b"),
     ] {
         assert_eq!(get(fixture.at(), &format!("{path}?{query}")).await.head.status, 200, "{query}");

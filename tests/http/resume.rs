@@ -49,7 +49,7 @@ impl Reader {
         let text = |key: &str| row[key].as_str().unwrap().to_owned();
         let (name, seq) = (text("db_name"), text("seq"));
         assert!(seq >= self.last, "no rewind: {line} after {}", self.last);
-        // One that was cut off between two rows of a database gets the database again.
+        // A reader that was cut off between two rows of a database gets the database again.
         let is_new = self.seen.insert(line.to_owned());
         assert!(is_new || name == self.name, "no duplicate: {line} after {}", self.last);
         self.name.clone_from(&name);
@@ -102,8 +102,7 @@ async fn churn(store: Store, bus: Bus, mut dice: fastrand::Rng, stop: Arc<Atomic
     }
 }
 
-/// Returns the rows that a feed of any kind sends before the client cuts it off somewhere, and `last_seq` if the feed came to its
-/// end.
+/// Returns the rows that a feed of any kind sends before the client cuts it off somewhere, and `last_seq` if the feed reached its end.
 async fn some_rows(
     fixture: &HttpFixture,
     dice: &mut fastrand::Rng,
@@ -119,7 +118,7 @@ async fn some_rows(
         let rows = answer.json()["results"].as_array().unwrap().iter().map(ToString::to_string).collect();
         return (rows, Some(answer.last_seq()));
     }
-    // The client cuts the feed off after the rows that have come so far.
+    // The client cuts the feed off after the rows that have arrived so far.
     let mut connection = Connection::get(fixture.at(), &target).await;
     assert_eq!(connection.head().await.status, 200, "{target}");
     let mut text = String::new();
@@ -183,7 +182,7 @@ async fn two_hundred_cuts_of_changes_lose_and_repeat_nothing() {
         seq
     };
     let (mut cuts, mut read) = (0, 0);
-    // On a slow machine, two hundred cuts may be over before so many rows are written.
+    // On a slow machine, two hundred cuts may be over before this many rows are written.
     while cuts < 200 || read <= 200 {
         let (rows, last_seq) = some_rows(&fixture, &mut dice, "/d/_changes", &since).await;
         for row in &rows {
@@ -255,8 +254,8 @@ async fn heartbeats_come_also_under_a_load_of_what_is_not_wanted() {
     writer.await.unwrap();
 }
 
-/// Regression: a plain position lost the earlier events of a database that moved behind the position. So a reader that read in
-/// pages got an update of a database whose creation it had never seen.
+/// Regression: a plain position lost the earlier events of a database that moved behind the position. So a reader that read in pages got an
+/// update of a database whose creation it had never seen.
 #[tokio::test]
 async fn a_cut_by_the_limit_does_not_lose_a_creation() {
     let fixture = HttpFixture::new().await;
@@ -296,7 +295,7 @@ async fn a_reader_that_was_away_too_long_gets_410_and_one_that_pages_from_zero_d
     .await;
     janitor.shutdown().await.unwrap();
 
-    // Such a reader may have known the dropped rows.
+    // A reader at one of these positions may have known the dropped rows.
     for since in [old.sequence.to_string(), first] {
         for feed in ["normal", "longpoll", "continuous", "eventsource"] {
             let answer = get(fixture.at(), &format!("/_db_updates?since={since}&feed={feed}")).await;
@@ -325,9 +324,8 @@ async fn a_reader_that_was_away_too_long_gets_410_and_one_that_pages_from_zero_d
     assert_eq!(live.lines().count(), 4);
 }
 
-/// Regression: a reader at the end got the sequence of the last row as its position. After the janitor had dropped the tombstone
-/// behind that row, the position stood below the horizon. So the reader got 410, read everything again, and got the same position,
-/// forever.
+/// Regression: a reader at the end got the sequence of the last row as its position. After the janitor had dropped the tombstone behind
+/// that row, the position was below the horizon. So the reader got 410, read everything again, and got the same position, forever.
 #[tokio::test]
 async fn who_has_read_everything_has_not_expired_when_it_asks_next() {
     let fixture = HttpFixture::new().await;

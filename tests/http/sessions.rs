@@ -1,4 +1,4 @@
-//! Tests log-ins by cookie, and the requests that clients send before they follow a server.
+//! Tests logging in with cookies, and the requests that clients send before they follow a server.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ async fn fixture(authorize: Arc<dyn Authorize>) -> HttpFixture {
     .await
 }
 
-/// Regression: clients that log in by `POST /_session` got 404.
+/// Regression: clients that logged in with `POST /_session` got 404.
 #[tokio::test]
 async fn a_session_begins_is_known_and_ends() {
     let fixture = fixture(credentials(&[line("anna")])).await;
@@ -51,12 +51,12 @@ async fn a_session_begins_is_known_and_ends() {
             (&who_json["userCtx"]["name"], &who_json["info"]["authenticated"]),
             (&"anna".into(), &"cookie".into())
         );
-        // Regression: the question who asks did not renew the session, and one that is renewed had no end.
+        // Regression: asking for the current user did not renew the session, and a renewed session had no end.
         let renewed = who.head.headers["set-cookie"].split(';').next().unwrap().to_owned();
         let renewed = format!("Cookie: {renewed}\r\n");
         assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &renewed, "").await.head.status, 200);
     }
-    // As in CouchDB, a program may ask whether it has to log in.
+    // As in CouchDB, a program may ask whether it must log in.
     assert_eq!(get(fixture.at(), "/_session?basic=true").await.head.status, 401);
     let known = ask(fixture.at(), "GET", "/_session?basic=true", &cookies[0], "").await;
     assert_eq!(known.head.status, 200);
@@ -101,7 +101,7 @@ async fn a_session_ends_with_its_name_and_with_its_secret() {
     }
 }
 
-/// Regression: a page of anybody could log in its visitor under another name. The visitor then worked in the account of a stranger.
+/// Regression: anybody's page could log its visitor in under another name. The visitor then worked in a stranger's account.
 #[tokio::test]
 async fn a_page_from_elsewhere_may_not_log_in_unless_it_is_named() {
     let origins = vec!["https://app.example".to_owned()];
@@ -125,7 +125,7 @@ async fn a_page_from_elsewhere_may_not_log_in_unless_it_is_named() {
     }
 }
 
-/// Regression: strangers who began to log in and stopped filled the room of all bodies, and callers with right tokens got 503.
+/// Regression: strangers who began to log in and then stalled used up the room of all bodies, and callers with valid tokens got 503.
 #[tokio::test]
 async fn log_ins_that_stall_take_nothing_from_callers_with_secrets() {
     let room = 10_000;
@@ -142,7 +142,7 @@ async fn log_ins_that_stall_take_nothing_from_callers_with_secrets() {
         connection.send(&format!("{head}{}", "x".repeat(15_900))).await;
         stalled.push(connection);
     }
-    // Log-ins have 64 places of 16 KiB, each for 5 s at most. The others are refused at once.
+    // There are 64 places of 16 KiB for log-ins, each for at most 5 s. Further log-ins are refused at once.
     let body = format!("name=anna&password={}", secret("anna"));
     let full = ask(fixture.at(), "POST", "/_session", "", &body).await;
     assert_eq!((full.head.status, &*full.head.headers["retry-after"]), (503, "1"));
@@ -183,17 +183,16 @@ async fn up_and_lists_and_infos_of_databases_have_what_the_feed_knows() {
         assert_eq!((answer.head.status, &answer.json()["reason"]), (404, &reason.into()));
     }
     assert_eq!(ask(fixture.at(), "PUT", "/a", "", "").await.head.status, 405);
-    // Regression: the body of this refusal was no JSON.
+    // Regression: the body of this refusal was not JSON.
     let broken = get(fixture.at(), "/%ff").await;
     assert_eq!((broken.head.status, &broken.json()["error"]), (400, &"bad_request".into()));
-    // Regression: CouchDB's parameters were ignored, so a request for one name got all.
+    // Regression: CouchDB's parameters were ignored, so a request for one name got all names.
     assert_eq!(get(fixture.at(), "/_all_dbs?limit=1").await.head.status, 400);
 }
 
-/// Regression: the list of all databases was one text in memory. At 300,000 databases it had 9 MB for each client that did not read
-/// it.
+/// Regression: the list of all databases was one text in memory. With 300,000 databases it took 9 MB for each client that did not read it.
 ///
-/// With long names that JSON escapes, a piece of 256 names had 1.5 MB.
+/// With long names that JSON escapes, a piece of 256 names took 1.5 MB.
 #[tokio::test]
 async fn a_long_list_of_databases_comes_in_pieces() {
     let fixture = fixture(allow_all()).await;
@@ -231,7 +230,7 @@ async fn a_long_list_of_databases_comes_in_pieces() {
     assert_eq!(serde_json::from_str::<Vec<String>>(&list).unwrap().len(), 899);
 }
 
-/// Regression: one row that could not be decoded made every list of the databases fail, or end in the middle, for good.
+/// Regression: one row that could not be decoded made every list of the databases fail, or end in the middle, permanently.
 #[tokio::test]
 async fn a_broken_row_does_not_stop_the_list_of_databases() {
     let fixture = fixture(allow_all()).await;

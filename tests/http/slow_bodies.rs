@@ -1,4 +1,4 @@
-//! Tests layers with slow documents: only the clients that request documents wait for them.
+//! Tests layers with slow documents: only the clients that request documents have to wait for them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
     layer::Layer,
 };
 
-/// A layer that returns a document for each permit.
+/// A layer that returns one document per permit.
 struct Gated {
     layer: Arc<Layer>,
-    /// Has a permit for each document that the layer may return.
+    /// Holds a permit for each document that the layer may return.
     gate: Semaphore,
 }
 
@@ -71,8 +71,8 @@ async fn fixture(options: ApiOptions) -> (HttpFixture, Arc<Gated>) {
     (fixture, gated)
 }
 
-/// Regression: readers of slow documents held the permits of all feeds, so beside 32 of them `_db_updates` got its headers after
-/// 7.7 s. And the headers of `_changes` came only with its first page.
+/// Regression: readers of slow documents held the permits of all feeds, so with 32 such readers `_db_updates` got its headers after 7.7 s.
+/// And the headers of `_changes` came only with its first page.
 #[tokio::test]
 async fn slow_documents_delay_no_other_feed_and_not_their_own_headers() {
     let (fixture, gated) = fixture(ApiOptions::default()).await;
@@ -93,7 +93,7 @@ async fn slow_documents_delay_no_other_feed_and_not_their_own_headers() {
         let body: serde_json::Value = serde_json::from_str(&reader.rest().await).unwrap();
         assert_eq!(body["results"][0]["doc"]["_id"], "x");
     }
-    // The status can still show a mistake of the client.
+    // The status can still report a mistake of the client.
     for (target, status) in [
         ("/none/_changes?include_docs=true", 404),
         ("/a/_changes/99?include_docs=true", 404),
@@ -110,7 +110,7 @@ async fn a_feed_whose_documents_never_come_is_cut_off() {
     let mut reader = Connection::get(fixture.at(), "/a/_changes?include_docs=true").await;
     assert_eq!(reader.head().await.status, 200);
     let mut chunks = String::new();
-    // The feed is cut off without even the last chunk.
+    // The feed is cut off: not even the last chunk arrives.
     while let Some(Some(chunk)) = timeout(LIMIT, reader.try_chunk()).await.unwrap() {
         chunks.push_str(&chunk);
     }

@@ -1,9 +1,8 @@
-//! The layer on top of the bus: databases that are created, updated and deleted, and a history of this in the same
-//! transactions.
+//! The layer on top of the bus: databases that are created, updated and deleted, and a history of these events in the same transactions.
 //!
-//! A database is a key with its instance. A transaction that creates, updates or deletes one reads that key
-//! serializably, as a layer does that must know whether the database exists. The history has one line per database
-//! and transaction, ordered by the versionstamps of the transactions. The oracle trusts this history.
+//! A database is a key with its instance. A transaction that creates, updates or deletes a database reads that key serializably, because a
+//! layer has to know whether the database exists. The history has one line per database and transaction, ordered by the versionstamps of
+//! the transactions. The oracle trusts this history.
 
 use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, Versionstamp as TupleStamp};
@@ -13,7 +12,7 @@ use notibus::{
     store::{AtomicOp, KeyRange, Transaction},
 };
 
-/// The prefix of all keys of the layer.
+/// The prefix of all keys that the layer writes.
 pub const PREFIX: &[u8] = b"app";
 
 const WRITTEN: &str = "the layer has written it";
@@ -36,12 +35,12 @@ pub fn database(name: &DbName) -> Vec<u8> {
     pack(&(family::DATABASE, name.as_str()))
 }
 
-/// The key of something that must happen once.
+/// Returns the key of something that must happen once.
 pub fn once(number: u64) -> Vec<u8> {
     pack(&(family::ONCE, number))
 }
 
-/// The key of the document `id` of a database.
+/// The key of the document `id` in a database.
 pub fn document(instance: DbInstance, id: &DocId) -> Vec<u8> {
     pack(&(family::DOCUMENT, &instance.0[..], id.as_str()))
 }
@@ -54,36 +53,35 @@ pub fn documents(instance: DbInstance) -> KeyRange {
     KeyRange::new(begin, end)
 }
 
-/// The key in which the handler of `consumer` says what it has done last for the id `id`.
+/// The key in which the handler of `consumer` records what it last did for the id `id`.
 pub fn worked(consumer: &str, id: &[u8]) -> Vec<u8> {
     pack(&(family::WORKED, consumer, id))
 }
 
-/// What a handler has done: the number of its run, and whether that has finished the work on the id. `nonce` distinguishes it from all
-/// other values.
+/// Encodes what a handler did: the number of its run, and whether that finished the work on the id. `nonce` makes the value unique.
 pub fn work(run: u64, is_final: bool, nonce: u64) -> Vec<u8> {
     foundationdb_tuple::pack(&(run, is_final, nonce))
 }
 
-/// The run of [`work`], and whether it is final.
+/// Decodes a value of [`work`]: the run, and whether it is final.
 pub fn work_of(value: &[u8]) -> (u64, bool) {
     let (run, is_final, _): (u64, bool, u64) = foundationdb_tuple::unpack(value).expect(WRITTEN);
     (run, is_final)
 }
 
-/// A document as the layer keeps it: its last edit, and the edit that the layer named as the previous one.
+/// A document as the layer stores it: its last edit, and the edit that the layer named as the previous one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// The sequence of its last edit.
+    /// The sequence of the last edit.
     pub edited: Sequence,
-    /// The edit that the bus was given as the previous one.
+    /// The edit that was given to the bus as the previous one.
     pub previous: Option<Sequence>,
-    /// The summary that the bus was given.
+    /// The summary that was given to the bus.
     pub doc: DocSummary,
 }
 
 impl Document {
-    /// Writes `doc`, which was recorded as `pending`, with the previous edit as given to the bus.
+    /// Writes `doc`, which was recorded as `pending`, with the previous edit that was given to the bus.
     pub fn write(
         tx: &Transaction,
         instance: DbInstance,
@@ -113,18 +111,18 @@ impl Document {
     }
 }
 
-/// A line of the history: the changes of a transaction to a database.
+/// A line of the history: the changes that a transaction made to a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     pub db: Db,
-    /// The events.
+    /// How many events of each kind happened.
     pub counters: Counters,
-    /// The ids of the changed design documents.
+    /// The ids of the design documents that changed.
     pub ddocs: Vec<DdocId>,
 }
 
 impl Line {
-    /// Writes it in `tx`, as line number `order` of the transaction.
+    /// Writes the line in `tx`, as number `order` of the transaction.
     pub fn write(&self, tx: &Transaction, order: u16) {
         let mut key = PREFIX.to_vec();
         (family::HISTORY, TupleStamp::incomplete(order)).pack_into_vec_with_versionstamp(&mut key);
@@ -152,7 +150,7 @@ impl Line {
     }
 }
 
-/// The meaning of a key of the layer.
+/// The meaning of a key that the layer wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AppKey {
     /// Whether a database exists.
@@ -161,12 +159,12 @@ pub enum AppKey {
     /// Something that must happen once.
     Once(u64),
     Document(DbInstance, String),
-    /// What the handler of a consumer has done last for an id.
+    /// What the handler of a consumer last did for an id.
     Worked(String, Vec<u8>),
 }
 
 impl AppKey {
-    /// The meaning of `key`; `None` if it is no key of the layer.
+    /// Decodes `key`; returns `None` if it is not a key of the layer.
     pub fn decode(key: &[u8]) -> Option<Self> {
         use foundationdb_tuple::{Bytes as TupleBytes, unpack};
         let rest = key.strip_prefix(PREFIX)?;
@@ -187,7 +185,7 @@ impl AppKey {
     }
 }
 
-/// The instance of the present database.
+/// Decodes the instance of a database that exists.
 pub fn instance_of(value: &Bytes) -> DbInstance {
     DbInstance(value[..].try_into().expect(WRITTEN))
 }

@@ -1,4 +1,4 @@
-//! [`WorldPlan`]: the draw of a seed: sizes, options, and the mix of faults.
+//! [`WorldPlan`]: what is drawn from a seed: sizes, options, and the mix of faults.
 //!
 //! Most kinds of faults are absent from any one world, so that the others can strike often without hiding each other.
 
@@ -22,35 +22,35 @@ use notibus::{
 
 use crate::witness::Fault;
 
-/// The draw of a world.
+/// The plan of a world, drawn from its seed.
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(super) struct WorldPlan {
-    /// Partitions of the bus.
+    /// The number of partitions of the bus.
     pub partitions: u32,
-    /// Shards that the feed begins with.
+    /// The number of shards that the feed begins with.
     pub shards: u32,
-    /// Names of databases.
+    /// The names that databases can have.
     pub names: Vec<DbName>,
     /// The processes, by their numbers.
     pub processes: Vec<ProcessPlan>,
-    /// Whether the store is a folder, on one machine with all processes, whose power can fail.
+    /// Whether the store is a folder on one machine that runs all processes, and whose power can fail.
     pub is_durable: bool,
     /// How long faults strike.
     pub chaos: Duration,
-    /// How a copy of the store is put in its place, if it is.
+    /// How the store is replaced with a copy, if it is.
     pub restore: Option<RestorePlan>,
-    /// How often each kind of fault strikes where it can.
+    /// The probability with which each kind of fault strikes where it can.
     rates: Vec<(Fault, f64)>,
     /// The longest delay of a step of the network, in microseconds.
     pub latency_us: u64,
     /// The longest delay of a slow step, in milliseconds.
     pub slow_ms: u64,
-    /// Whether some commits whose result is unknown are answered as late as slow ones.
+    /// Whether the answers to some commits with an unknown result come as late as those of slow commits.
     pub doubts_last: bool,
     /// The longest pause of a process, in milliseconds.
     pub pause_max_ms: u64,
-    /// The greatest error of clocks, in millionths.
+    /// The greatest drift of clocks, in parts per million.
     pub drift_ppm: u64,
     /// The longest time between two transactions of a producer, in milliseconds.
     pub think_max_ms: u64,
@@ -61,7 +61,7 @@ pub(super) struct WorldPlan {
     pub producer: ProducerOptions,
     /// Whether producers sometimes record events of instances that are gone, without a check.
     pub has_late_events: bool,
-    /// Whether producers do little but delete and recreate a few names, and subscribers read in small pages.
+    /// Whether producers do little but delete and recreate a few names, and subscribers read small pages.
     pub churns_names: bool,
     /// The size limit of a fold's transaction in bytes, if it is less than usual.
     pub fold_size_max: Option<usize>,
@@ -84,22 +84,22 @@ pub(super) struct WorldPlan {
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(super) struct SubscriberPlan {
-    /// Their filters are replaced now and then.
+    /// The filters are replaced now and then.
     pub replaces: bool,
-    /// They stop and resume now and then, without a crash.
+    /// Subscribers stop and resume now and then, without a crash.
     pub restarts: bool,
-    /// Some are callbacks, which panic now and then; and there may be a mirror.
+    /// Some subscribers are callbacks, which panic now and then; there may also be a mirror.
     pub has_callbacks: bool,
-    /// They take time over deliveries, and their rounds are long.
+    /// Subscribers spend time on deliveries, and their rounds are long.
     pub is_slow: bool,
-    /// Most want deletions only, of a few names, and begin at nothing.
+    /// Most subscribers want only deletions, of a few names, and begin with nothing.
     pub wants_deletions: bool,
 }
 
 /// The documents of databases, and their readers.
 #[derive(Debug, Clone)]
 pub(super) struct DocumentPlan {
-    /// The most documents of a database.
+    /// The maximum number of documents in a database.
     pub ids: u64,
     /// How the feed of each database begins.
     pub options: ChangesOptions,
@@ -107,26 +107,26 @@ pub(super) struct DocumentPlan {
     pub misuses: bool,
 }
 
-/// How a copy of the store is put in its place.
+/// How the store is replaced with a copy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RestorePlan {
     pub copied_after: Duration,
-    /// How long the store goes on after the copy.
+    /// How long the store continues after the copy.
     pub lost: Duration,
-    /// By how much the versions of the store are ahead of true time from then on.
+    /// How far the versions of the store are ahead of true time after the restore.
     pub ahead_ms: i64,
-    /// After how long the incarnation is raised; `None` for never.
+    /// How long after the restore the incarnation is raised; `None` for never.
     pub raised_after: Option<Duration>,
 }
 
-/// The clients over HTTP.
+/// The clients over HTTP, and how they behave.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WebPlan {
-    /// How many clients of `_db_updates` each dispatcher has.
+    /// The number of clients of `_db_updates` at each dispatcher.
     pub clients: u32,
-    /// They take time over rows.
+    /// The clients spend time on rows.
     pub is_slow: bool,
-    /// They cut their connections now and then.
+    /// The clients cut their connections now and then.
     pub cuts: bool,
 }
 
@@ -134,34 +134,34 @@ pub(super) struct WebPlan {
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a role, and they are independent of each other")]
 pub(super) struct ProcessPlan {
-    /// A notifier.
+    /// Whether the process has a notifier.
     pub notifier: bool,
-    /// A dispatcher, with subscribers.
+    /// Whether the process has a dispatcher, with subscribers.
     pub dispatcher: bool,
-    /// A janitor.
+    /// Whether the process has a janitor.
     pub janitor: bool,
-    /// Members of the consumers.
+    /// Whether the process has members of the consumers.
     pub works: bool,
     pub producers: u32,
-    /// An operator: it changes the topology, and resets and deletes groups.
+    /// Whether the process has an operator, which changes the topology and manages the consumers.
     pub operator: bool,
-    /// A follower: it reads the feed shard by shard.
+    /// Whether the process has a follower, which reads the feed shard by shard.
     pub follower: bool,
-    /// How many times slower than others its node beats, and expires, beyond once.
+    /// The heartbeat and the expiry of the node are multiplied by 1 plus this.
     pub slowness: u32,
-    /// The most leases that its notifier may hold, and each of its consumers.
+    /// The maximum number of leases that the notifier, and each of the consumers, may hold.
     pub leases_max: Option<u32>,
 }
 
 impl ProcessPlan {
-    /// Whether it has a node.
+    /// Whether the process has a node.
     pub fn is_node(self) -> bool {
         self.notifier || self.dispatcher || self.janitor
     }
 }
 
 impl WorldPlan {
-    /// The plan of `seed`.
+    /// Draws the plan of `seed`.
     pub fn draw(seed: u64) -> Self {
         let random = &mut Rng::with_seed(seed);
         let ms = |random: &mut Rng, from: u64, to: u64| Duration::from_millis(random.u64(from..=to));
@@ -222,8 +222,8 @@ impl WorldPlan {
         plan.with_subscribers(random).with_guests(seed)
     }
 
-    /// Adds documents, consumers and clients over HTTP, each in some worlds. They are drawn apart, so that the other worlds of a seed
-    /// stay the same.
+    /// Adds documents, consumers and clients over HTTP, each in some worlds. Each draw has its own random numbers, so that worlds without
+    /// these guests stay the same for a seed.
     fn with_guests(self, seed: u64) -> Self {
         let random = |part: u64| Rng::with_seed(seed ^ part);
         self.with_unequal_nodes(&mut random(0x6e6f_6465))
@@ -235,7 +235,7 @@ impl WorldPlan {
             .with_restore(&mut random(0x636f_7079))
     }
 
-    /// Puts a copy of the store in its place, in some worlds. The versions of one in memory go back by more than there was.
+    /// Replaces the store with a copy, in some worlds. Versions of a store in memory then go back by more than the time that passed.
     fn with_restore(mut self, random: &mut Rng) -> Self {
         if random.u32(0..6) > 0 {
             return self;
@@ -252,8 +252,8 @@ impl WorldPlan {
         self
     }
 
-    /// Makes nodes beat at different paces and own few leases, in some worlds. The first process may own all, so that
-    /// nothing stays without an owner.
+    /// Gives nodes different heartbeat intervals and few leases, in some worlds. The first process may own all leases, so that nothing is
+    /// left without an owner.
     fn with_unequal_nodes(mut self, random: &mut Rng) -> Self {
         if random.u32(0..3) > 0 {
             return self;
@@ -265,24 +265,24 @@ impl WorldPlan {
         self
     }
 
-    /// Whether the store answers without delay, on the thread that asks.
+    /// Whether the store answers without delay, on the thread of the caller.
     pub fn may_read_at_once(&self) -> bool {
         self.latency_us == 0
     }
 
-    /// Whether a process can be the janitor.
+    /// Whether some process has a janitor.
     pub fn has_janitor(&self) -> bool {
         self.processes.iter().any(|process| process.janitor)
     }
 
-    /// The options of the node of `process`.
+    /// Returns the options of the node of `process`.
     pub fn node_of(&self, process: ProcessPlan) -> NodeOptions {
         let slower = 1 + process.slowness;
         let (heartbeat, expiry) = (self.node.heartbeat * slower, self.node.expiry * slower);
         self.node.clone().heartbeat(heartbeat).expiry(expiry)
     }
 
-    /// The longest expiry of a node.
+    /// Returns the longest expiry of any node.
     pub fn expiry_max(&self) -> Duration {
         let expiries = self.processes.iter().map(|process| self.node_of(*process).expiry);
         expiries.max().unwrap_or(self.node.expiry)
@@ -310,8 +310,8 @@ impl WorldPlan {
         self
     }
 
-    /// Adds the behaviour of subscribers. In some worlds also everything by which they meet names that come and go:
-    /// few names, short retention, small pages, short rings.
+    /// Adds the behaviour of subscribers. Some worlds also get everything that makes subscribers meet names that come and go: few names,
+    /// short retention, small pages and short rings.
     fn with_subscribers(mut self, random: &mut Rng) -> Self {
         self.subscribers = SubscriberPlan {
             replaces: random.u32(0..3) == 0,
@@ -336,20 +336,20 @@ impl WorldPlan {
         self
     }
 
-    /// How often `fault` strikes where it can.
+    /// Returns the probability with which `fault` strikes where it can.
     pub fn rate(&self, fault: Fault) -> f64 {
         self.rates.iter().find(|(of, _)| *of == fault).map_or(0.0, |(_, rate)| *rate)
     }
 }
 
-/// Names of databases: some share a prefix, some a suffix.
+/// Draws the names of databases: some share a prefix, some a suffix.
 fn names(random: &mut Rng) -> Vec<DbName> {
     let all = ["a", "b", "shop/a", "shop/b", "shop/_replicator", "x/_replicator", "c", "d", "e", "f"];
     let some = &all[..random.usize(1..=all.len())];
     some.iter().map(|name| DbName::new(name).expect("it is short")).collect()
 }
 
-/// The processes: nodes with some of the roles, a producer apart, and an operator.
+/// Draws the processes: nodes with some of the roles, a separate producer, and an operator.
 fn processes(random: &mut Rng, nodes: usize, has_janitor: bool) -> Vec<ProcessPlan> {
     let mut processes: Vec<_> = (0..nodes)
         .map(|_| ProcessPlan {
@@ -362,7 +362,7 @@ fn processes(random: &mut Rng, nodes: usize, has_janitor: bool) -> Vec<ProcessPl
             ..ProcessPlan::default()
         })
         .collect();
-    // The first process has every role that some process must have.
+    // The first process has every role that at least one process must have.
     processes[0].notifier = true;
     processes[0].janitor = has_janitor;
     processes.push(ProcessPlan { producers: random.u32(1..=2), ..ProcessPlan::default() });
@@ -372,11 +372,11 @@ fn processes(random: &mut Rng, nodes: usize, has_janitor: bool) -> Vec<ProcessPl
     processes
 }
 
-/// How often each fault that `is_meant` strikes: most never, the others between rarely and often, and watches in some worlds always.
+/// Draws the rate of each fault that `is_meant` selects: most never strike, the others rarely to often, those of watches sometimes always.
 fn rates(random: &mut Rng, is_meant: fn(Fault) -> bool) -> Vec<(Fault, f64)> {
     let mut rates = Vec::new();
     for fault in Fault::ALL.iter().copied().filter(|fault| is_meant(*fault)) {
-        // (least, most) if it is drawn at all.
+        // (least, most), for a fault that strikes in this world.
         let (least, most): (f64, f64) = match fault {
             Fault::Crash => (0.000_1, 0.003),
             Fault::CrashBeforeAnswer => (0.000_5, 0.01),

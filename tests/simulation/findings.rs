@@ -1,5 +1,5 @@
-//! [`Findings`]: what was found in a world so far: its faults, the states that it has met, its trace, and the first breach
-//! of a promise.
+//! [`Findings`]: what was found in a world so far: the faults that struck, the states that it was in, its trace, and the first breach of a
+//! promise.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +11,21 @@ use crate::{
     witness::{Fault, Witness},
 };
 
-/// What was found in a world so far, and its clock, which dates it.
+/// What was found in a world so far, with the world's clock, which dates it.
 #[derive(Default)]
 pub struct Findings {
     pub time: Time,
     trace: Trace,
-    /// The faults that struck, and how often.
+    /// The faults that struck, and how many times.
     faults: Mutex<BTreeMap<Fault, u64>>,
-    /// The interesting states that were met, and how often.
+    /// The interesting states that the world was in, and how many times.
     witnesses: Mutex<BTreeMap<Witness, u64>>,
     /// The first breach of a promise.
     failure: Mutex<Option<Broken>>,
 }
 
 impl Findings {
-    /// Nothing yet, at the beginning of time; the trace is kept if `is_traced`.
+    /// Returns empty findings at the beginning of time. The trace is kept if `is_traced`.
     pub fn new(is_traced: bool) -> Self {
         Self { trace: Trace::new(is_traced), ..Self::default() }
     }
@@ -36,23 +36,23 @@ impl Findings {
         self.note(|| format!("fault: {fault:?}"));
     }
 
-    /// The faults that struck, and how often.
+    /// Returns the faults that struck, and how many times.
     pub fn faults(&self) -> BTreeMap<Fault, u64> {
         self.faults.lock().clone()
     }
 
-    /// Counts `witness` as met.
+    /// Counts `witness` as seen.
     pub fn witness(&self, witness: Witness) {
         *self.witnesses.lock().entry(witness).or_default() += 1;
         self.note(|| format!("witness: {witness:?}"));
     }
 
-    /// The interesting states that were met, and how often.
+    /// Returns the interesting states that the world was in, and how many times.
     pub fn witnesses(&self) -> BTreeMap<Witness, u64> {
         self.witnesses.lock().clone()
     }
 
-    /// Fails the world with `broken`, if it is the first breach.
+    /// Fails the world with `broken`, unless there was a breach before.
     pub fn fail(&self, broken: impl Into<Broken>) {
         let broken = broken.into();
         self.note(|| format!("FAILURE: {broken}"));
@@ -64,7 +64,7 @@ impl Findings {
         self.failure.lock().is_some()
     }
 
-    /// The first breach of a promise.
+    /// Returns the first breach of a promise.
     pub fn failure(&self) -> Option<Broken> {
         self.failure.lock().clone()
     }
@@ -74,7 +74,7 @@ impl Findings {
         self.trace.add(self.time.now(), line);
     }
 
-    /// Takes the trace.
+    /// Takes the trace, if it was kept.
     pub fn take_trace(&self) -> Option<String> {
         self.trace.take()
     }

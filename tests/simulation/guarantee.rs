@@ -5,47 +5,47 @@ use std::fmt;
 /// A promise that a world has to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Guarantee {
-    /// The store follows from the recorded events: rows, totals, topologies; and nothing is left behind.
+    /// The rows, totals and topologies in the store follow from the recorded events, and nothing is left behind.
     Consistent,
     /// Every recorded event is folded once.
     FoldedOnce,
-    /// Recording makes no transaction conflict.
+    /// Recording never makes a transaction conflict.
     Blind,
     /// Only the owner of a lease works under it, and each acquisition raises its epoch.
     Fenced,
-    /// The rows of one name, or document, come in order; those of a feed in the order of their positions.
+    /// The rows of a name or a document arrive in order, and those of a feed in the order of their positions.
     Ordered,
-    /// Every reader gets a row at or after each fact that is owed to it.
+    /// Every reader gets a row at or after each fact that has to reach it.
     Complete,
-    /// A row comes once, except after a restart, a panic or a change of the filter.
+    /// A row arrives once, except after a restart, a panic or a change of the filter.
     Unique,
-    /// A row brings all its news: none of it comes later, or not at all.
+    /// A row brings all its news: none of it arrives later, or never.
     Atomic,
-    /// A delivered row was written with this content, its news have happened, and at least one is wanted.
+    /// A delivered row was written with this content, its news happened, and at least one of them is wanted.
     Truthful,
-    /// Nothing is owed to a reader up to a position that it claims.
+    /// A reader that claims a position has received everything up to it.
     Bookmarkable,
-    /// A reader that resumes from a position is owed nothing from before it.
+    /// A reader that resumes from a position misses nothing from before it.
     Resumable,
     /// A reader that may have missed dropped rows gets `Expired`.
     ExpiredNotSilent,
     /// Only a reader that may have missed dropped rows gets `Expired`.
     ExpiredForReason,
-    /// The checkpoint of a consumer passes no row without work, unless a key stands for it.
+    /// The checkpoint of a consumer passes no row without work, unless a key records that the work is pending.
     AtLeastOnce,
-    /// Effects in one transaction with a checkpoint happen once.
+    /// Effects that are in one transaction with a checkpoint happen once.
     ExactlyOnce,
-    /// Rows that a reader still has to read are not dropped.
+    /// Rows that a reader has yet to read are not dropped.
     Kept,
-    /// A consumer works on every wanted row in its newest state, and learns of the end of each database before it works on the next one.
+    /// A consumer works on every wanted row in its newest state, and learns that a database ended before it works on its successor.
     Worked,
-    /// Work that was cancelled, or overtaken, or whose database has ended, writes nothing any more.
+    /// Work that was cancelled, or overtaken by newer work, or whose database has ended, writes nothing more.
     Ended,
     /// Answered commits stay on disk.
     Durable,
-    /// Bytes on the wire have the form of the protocol.
+    /// Bytes on the wire have the form that the protocol prescribes.
     Framed,
-    /// After the faults everything comes to rest, and ends on request.
+    /// After the faults everything comes to rest, and shuts down on request.
     Live,
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for Guarantee {
 pub struct Broken {
     /// The promise.
     pub guarantee: Guarantee,
-    /// What happened.
+    /// How the promise was broken.
     pub reason: String,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for Broken {
 }
 
 impl From<String> for Broken {
-    /// A contradiction in the store breaks `Consistent`, unless the oracle says otherwise.
+    /// A contradiction in the store breaks `Consistent`, unless the oracle names another promise.
     fn from(reason: String) -> Self {
         Self { guarantee: Guarantee::Consistent, reason }
     }
@@ -84,19 +84,19 @@ impl From<&str> for Broken {
 }
 
 impl Broken {
-    /// The same, about `who`.
+    /// Returns the same breach, with the name of `who` in the reason.
     pub fn about(self, who: impl fmt::Display) -> Self {
         Self { reason: format!("{who}: {}", self.reason), ..self }
     }
 }
 
 impl Guarantee {
-    /// A breach of it for `reason`.
+    /// Returns a breach of this guarantee for `reason`.
     pub fn broken(self, reason: impl Into<String>) -> Broken {
         Broken { guarantee: self, reason: reason.into() }
     }
 
-    /// The same, as the result of a judgement.
+    /// Returns a breach of this guarantee as the result of a judgement.
     pub fn fails<T>(self, reason: impl Into<String>) -> Result<T, Broken> {
         Err(self.broken(reason))
     }

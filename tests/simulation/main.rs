@@ -1,8 +1,8 @@
 //! Deterministic simulation: whole buses in one thread, with every fault of a distributed system.
 //!
-//! A world is made from a seed: a store, several processes with all roles, and faults. Transactions fail, with and without having
-//! happened; watches are lost; processes crash, pause and come back; clocks run apart. An oracle judges every commit when it happens,
-//! and everything that a reader is given. The same seed makes the same world, step by step, so that every failure can be replayed.
+//! A world is made from a seed: a store, several processes with all roles, and faults. Transactions fail, whether they have happened or
+//! not; watches are lost; processes crash, pause and come back; clocks drift apart. An oracle judges every commit when it happens, and
+//! everything that a reader receives. The same seed makes the same world, step by step, so that every failure can be replayed.
 //!
 //! ```text
 //!            seed ──► plan (sizes, options, mix of faults)
@@ -14,7 +14,7 @@
 //!  and a clock each
 //! ```
 //!
-//! `docs/testing.md` says how to examine a world. It is not for measuring: time is not real here.
+//! `docs/testing.md` explains how to examine a world. A simulation cannot measure performance: its time is not real.
 
 #![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
 #![allow(

@@ -24,26 +24,26 @@ use crate::{
 /// How many worlds `cargo test` runs.
 const SEEDS: u64 = 100;
 
-/// How many worlds there are in a trial.
+/// The number of worlds in a trial.
 const CHUNK: u64 = 10;
 
-/// Simulated worlds, one per seed. Without any of the options about seeds, trials run, as of any other test.
+/// Simulated worlds, one per seed. Without any of the options about seeds, this runs trials like any other test.
 #[derive(Debug, Parser)]
 #[command(name = "simulation", disable_version_flag = true)]
 struct Args {
-    /// Run so many worlds, and report what they have met.
+    /// Run this many worlds, and report what happened in them.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "seed")]
     seeds: Option<u64>,
     /// The first seed.
     #[arg(long, default_value_t = 0, requires = "seeds")]
     from: u64,
-    /// Go on after a seed that fails.
+    /// Continue after a seed that fails.
     #[arg(long, requires = "seeds")]
     keep_going: bool,
     /// Run the world of this seed.
     #[arg(long)]
     seed: Option<u64>,
-    /// Print what happens in it, line by line.
+    /// Print what happens in the world, line by line.
     #[arg(long, requires = "seed")]
     trace: bool,
     #[command(flatten)]
@@ -67,7 +67,7 @@ fn one(seed: u64, is_traced: bool) -> ExitCode {
     if let Some(trace) = &outcome.trace
         && io::stdout().write_all(trace.as_bytes()).is_err()
     {
-        // Its reader has seen enough.
+        // The reader of the trace has seen enough.
         return ExitCode::SUCCESS;
     }
     match outcome.failure {
@@ -79,7 +79,7 @@ fn one(seed: u64, is_traced: bool) -> ExitCode {
     }
 }
 
-/// The command that shows the world of `seed`.
+/// Returns the command that shows the world of `seed`.
 fn replay(seed: u64) -> String {
     format!("cargo test --release --test simulation -- --seed {seed} --trace")
 }
@@ -88,11 +88,11 @@ fn replay(seed: u64) -> String {
 #[derive(Default)]
 struct Total {
     seeds: u64,
-    /// Number of faults by kind.
+    /// The number of faults of each kind.
     faults: BTreeMap<Fault, u64>,
-    /// The interesting states, and how many worlds have met each.
+    /// The interesting states, and in how many worlds each of them occurred.
     witnesses: BTreeMap<Witness, u64>,
-    /// Simulated time.
+    /// The simulated time.
     elapsed: Duration,
     failed: u64,
 }
@@ -111,7 +111,7 @@ impl Total {
     }
 }
 
-/// Runs so many worlds, and reports what they have met.
+/// Runs this many worlds, and reports what happened in them.
 fn many(seeds: u64, args: &Args) -> ExitCode {
     let threads =
         args.trials.test_threads.or_else(|| thread::available_parallelism().ok().map(NonZeroUsize::get));
@@ -199,7 +199,7 @@ fn trials() -> Vec<Trial> {
     worlds.chain(meta.into_iter().chain(oracle::tests()).chain(kernel::tests()).map(trial)).collect()
 }
 
-/// The worlds of a trial.
+/// Runs the worlds of a trial.
 fn worlds(from: u64) -> Result<(), Failed> {
     for seed in from..from + CHUNK {
         if let Some(failure) = simulate(seed, false).failure {
@@ -225,7 +225,7 @@ fn the_same_seed_makes_the_same_world() {
     }
 }
 
-/// Regression: the trace had an address, which differs in each process.
+/// Regression: the trace contained an address, which differs between processes.
 fn two_processes_make_the_same_world() {
     let run = || {
         let mut command = Command::new(std::env::current_exe().unwrap());

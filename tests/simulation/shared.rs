@@ -19,7 +19,7 @@ use crate::{
     witness::Fault,
 };
 
-/// The message of planned panics of callbacks.
+/// The message of panics that callbacks raise on purpose.
 pub const PLANNED_PANIC: &str = "a callback of a simulation panics";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,25 +27,24 @@ pub const PLANNED_PANIC: &str = "a callback of a simulation panics";
 pub enum Phase {
     /// Actors work, and faults strike.
     Chaos,
-    /// No fault strikes any more, and no actor begins new work: everything has to come to rest.
+    /// Faults no longer strike, and actors begin no new work: everything must come to rest.
     Rest,
     /// All processes shut down.
     End,
 }
 
-/// The state that all parts of a world share. It stands for its findings, so that each part can add to them.
+/// The state that all parts of a world share. It dereferences to its findings, so that each part can add to them.
 pub struct Shared {
     pub plan: WorldPlan,
     findings: Findings,
     oracle: Mutex<Oracle>,
     random: Mutex<fastrand::Rng>,
     phase: AtomicU8,
-    /// The number of actors at work that end by themselves after the faults: producers, operators, and processes that
-    /// start.
+    /// The number of actors at work that end by themselves after the faults: producers, operators, and processes that are starting.
     busy: AtomicUsize,
 }
 
-/// An actor at work, until it is dropped.
+/// Counts an actor as at work until this value is dropped.
 pub struct Busy(Arc<Shared>);
 
 impl Drop for Busy {
@@ -63,7 +62,7 @@ impl Deref for Shared {
 }
 
 impl Shared {
-    /// A world of `plan`, whose faults are drawn from `random`.
+    /// Makes the state of a world with `plan`, whose faults are drawn from `random`.
     pub fn new(plan: WorldPlan, random: fastrand::Rng, findings: Findings) -> Arc<Self> {
         let mut oracle = Oracle::new(plan.names.clone(), plan.documents.is_some());
         oracle.expect_consumers(&plan.consumers);
@@ -83,12 +82,12 @@ impl Shared {
         })
     }
 
-    /// Judges what happens.
+    /// Locks the oracle, which judges what happens.
     pub fn oracle(&self) -> MutexGuard<'_, Oracle> {
         self.oracle.lock()
     }
 
-    /// A random number.
+    /// Draws a random number.
     pub fn draw(&self, range: RangeInclusive<u64>) -> u64 {
         self.random.lock().u64(range)
     }
@@ -103,7 +102,7 @@ impl Shared {
         true
     }
 
-    /// Lets the process crash soon, if the fault strikes.
+    /// Makes the process crash soon, if the fault strikes.
     pub fn may_crash(&self, issuer: Issuer) {
         if self.strikes(Fault::Crash) {
             let pause = Duration::from_micros(self.draw(0..=5_000));
@@ -111,7 +110,7 @@ impl Shared {
         }
     }
 
-    /// Lets the process crash now, although its commit has happened, if the fault strikes.
+    /// Makes the process crash now, although its commit happened, if the fault strikes.
     pub fn may_crash_before_answer(&self, issuer: Issuer) {
         if self.strikes(Fault::CrashBeforeAnswer) {
             self.time.after(Duration::ZERO, Event::Crash(issuer));
@@ -124,7 +123,7 @@ impl Shared {
         Busy(Arc::clone(self))
     }
 
-    /// The number of actors at work.
+    /// Returns the number of actors at work.
     pub fn busy(&self) -> usize {
         self.busy.load(Ordering::Relaxed)
     }
@@ -142,10 +141,10 @@ impl Shared {
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
-    /// Hears a log line of the library.
+    /// Receives a log line of the library.
     pub fn hear(&self, level: tracing::Level, message: &str, fields: &str) {
         self.note(|| format!("{level} {message}{fields}"));
-        // Some panics of callbacks are planned.
+        // Panics that callbacks raise on purpose are logged too.
         let is_panic = message.contains("panicked") && !fields.contains(PLANNED_PANIC);
         if is_panic || fields.contains("corrupt ") {
             self.fail(format!("the library says: {message}{fields}"));

@@ -1,7 +1,7 @@
-//! The faults of a simulation, and the interesting states that it has met.
+//! The faults of a simulation, and the interesting states that its worlds can be in.
 //!
-//! A simulation that meets nothing interesting proves nothing. So each state that the design is made for has a name
-//! here, and enough seeds must have met every one.
+//! A simulation in which nothing interesting happens proves nothing. So each state that the design has to handle has a name here, and over
+//! enough seeds every one of them must occur.
 
 /// Declares an enumeration whose members have names and explanations.
 macro_rules! named {
@@ -11,10 +11,10 @@ macro_rules! named {
         pub enum $type { $($(#[doc = $text])+ $name,)* }
 
         impl $type {
-            /// All of them.
+            /// All members of the enumeration.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// The explanation.
+            /// Returns the explanation.
             pub fn explanation(self) -> &'static str {
                 match self { $(Self::$name => concat!($($text),+).trim_ascii(),)* }
             }
@@ -23,17 +23,17 @@ macro_rules! named {
 }
 
 named! {
-    /// A fault of a world.
+    /// A fault that can strike in a world.
     Fault {
         /// A commit fails with 1020 although nothing was written.
         Conflict,
-        /// A commit fails with 1021, and has happened.
+        /// A commit fails with 1021, but happened.
         UnknownCommitted,
-        /// A commit fails with 1021, and has not happened.
+        /// A commit fails with 1021, and did not happen.
         UnknownLost,
-        /// A commit fails with 1039, and has happened.
+        /// A commit fails with 1039, but happened.
         VersionChanged,
-        /// A commit fails with 1031, and happens later.
+        /// A commit fails with 1031, but happens later.
         LateCommit,
         /// A commit fails with 1031, and never happens.
         TimedOut,
@@ -41,7 +41,7 @@ named! {
         CommitTooOld,
         /// A commit fails with 1038 or 1042.
         Refused,
-        /// A commit takes long to be decided, or to be answered.
+        /// A commit takes a long time to be decided or answered.
         SlowCommit,
         /// A read fails with 1007, and so do all later operations.
         ReadTooOld,
@@ -49,7 +49,7 @@ named! {
         ReadBehind,
         /// A read fails with 1031.
         ReadTimedOut,
-        /// A read takes long.
+        /// A read takes a long time.
         SlowRead,
         /// A watch never fires.
         WatchDropped,
@@ -65,13 +65,13 @@ named! {
         Crash,
         /// A process crashes after its commit, before the answer.
         CrashBeforeAnswer,
-        /// The power of the machine with the store and all processes fails while a commit or a snapshot is written or synced.
+        /// The machine that has the store and all processes loses power while a commit or a snapshot is written or synced.
         PowerLoss,
-        /// An operation of the disk fails: an error of the device, a full disk, too many open files, half a write.
+        /// A disk operation fails: a device error, a full disk, too many open files, or half a write.
         DiskFails,
-        /// The disk has no room for some commits, and has some again later.
+        /// The disk has no room for some commits, and has room again later.
         NoRoom,
-        /// A process is paused, and goes on later.
+        /// A process is paused, and continues later.
         Pause,
         /// A clock jumps ahead.
         ClockJump,
@@ -81,29 +81,29 @@ named! {
         HandlerPanic,
         /// A handler of a consumer never returns.
         HandlerHangs,
-        /// A handler of a consumer returns an error, and leaves a task that commits its work later.
+        /// A handler of a consumer returns an error, and leaves a task behind that commits its work later.
         HandlerLeavesTask,
     }
 }
 
 named! {
-    /// An interesting state that a world has been in.
+    /// An interesting state that a world was in.
     Witness {
-        /// A fold was refused, because of a lost lease or of a reshard.
+        /// A fold was refused because of a lost lease or a reshard.
         FoldRefused,
         /// A commit with a checkpoint or a key of a consumer was refused.
         ConsumerRefused,
         /// A transaction of a handler was refused.
         WorkRefused,
-        /// An operation of the disk has failed.
+        /// A disk operation failed.
         DiskFailed,
         /// A fold whose commit came late was committed.
         LateFoldCommitted,
         /// A late commit was refused by the store.
         LateCommitRefused,
-        /// A fold was too large for its store, and came again in parts.
+        /// A fold was too large for its store, and was repeated in parts.
         FoldTooLarge,
-        /// A task read on and on without waiting, and others of its process had their turn.
+        /// A task kept reading without waiting, and others of its process still got their turn.
         BusyTaskGaveWay,
         /// One fold found the deletion of a database and the creation of its successor.
         DeletionAndCreationInOneFold,
@@ -111,31 +111,31 @@ named! {
         TombstoneDropped,
         /// A subscriber that skips got `Lagged`.
         SubscriberLagged,
-        /// A subscriber without a pace was given a row for an older one that waited for it in the ring.
+        /// A subscriber without rounds was given a row in place of an older one that waited in the ring.
         CoalescedInRing,
         /// A subscriber got `Expired`.
         SubscriberExpired,
-        /// A subscriber was restarted within its first scan, after it had received some of it.
+        /// A subscriber was restarted during its first scan, after it had received some of it.
         RestartWithinFirstScan,
         /// The filter of a subscriber was replaced.
         FilterReplaced,
-        /// The filter of a subscriber was replaced within its first scan, after it had received some of it.
+        /// The filter of a subscriber was replaced during its first scan, after it had received some of it.
         ReplacedWithinFirstScan,
         /// A tombstone was dropped before a subscriber that knew the database had received it.
         TombstoneDroppedWhileWaiting,
         /// A name was deleted twice or more between two deliveries to a subscriber that knew it.
         RecreatedTwiceBetween,
-        /// A callback received a delivery again after it had panicked.
+        /// A callback received a delivery again after it panicked.
         GivenAgainAfterPanic,
         /// A callback was called with a batch of several deliveries.
         BatchCalledBack,
-        /// A callback has passed a barrier.
+        /// A callback passed a barrier.
         BarrierPassed,
         /// A mirror showed databases after everything had come to rest.
         MirrorAtRest,
         /// Several filters of a set wanted the same delivery.
         WantedByMany,
-        /// A subscriber of some design documents received only a change that may be of any.
+        /// A subscriber of some design documents received only a change that may be to any of them.
         DdocMayBeAny,
         /// A subscriber of some design documents received the deletion of a database with its documents.
         DdocsGone,
@@ -151,67 +151,67 @@ named! {
         DocumentsRemoved,
         /// A layer named a wrong previous edit of a document.
         WrongEditNamed,
-        /// A tail of documents learned that they are gone.
+        /// A tail of documents learned that its database is gone.
         DocumentTailEnded,
-        /// A consumer has worked on a document.
+        /// A consumer worked on a document.
         DocumentsWorked,
-        /// A consumer of documents has ended, because its database was deleted.
+        /// A consumer of documents ended because its database was deleted.
         DocumentConsumerEnded,
-        /// A handler found that its work was committed already.
+        /// A handler found that its work was already committed.
         WorkFoundDone,
-        /// A handler found that its run was cancelled, or its lease lost.
+        /// A handler found that its run was cancelled or its lease lost.
         WorkFoundCancelled,
-        /// A consumer has deferred an id.
+        /// A consumer deferred an id.
         IdDeferred,
-        /// The work on a deferred id has succeeded.
+        /// The work on a deferred id succeeded.
         DeferredIdDone,
         /// A deferred id was discarded.
         DeferredIdDiscarded,
-        /// The work on an id was done again, because somebody had asked for it.
+        /// The work on an id was done again because somebody had asked for it.
         WorkedAgain,
-        /// The end of a database came to a handler after its tombstone was dropped.
+        /// The end of a database reached a handler after the tombstone was dropped.
         GoneWithoutRow,
-        /// A database ended while a handler worked on it, and the next one of its name came with its end.
+        /// A database ended while a handler worked on it, and the next one of its name arrived together with this end.
         EndBeforeNextWork,
         /// A key was moved to the successor of its shard.
         KeyMoved,
-        /// A consumer went over to the shards of a reshard.
+        /// A consumer moved on to the shards that a reshard made.
         ConsumerWentOver,
-        /// A consumer was reset while it had worked.
+        /// A consumer was reset after it had worked.
         ConsumerReset,
-        /// A consumer was deleted while it had worked.
+        /// A consumer was deleted after it had worked.
         ConsumerDeleted,
-        /// A consumer was paused while it had worked.
+        /// A consumer was paused after it had worked.
         ConsumerPaused,
-        /// A consumer was deleted because it had had no member for long enough.
+        /// A consumer was deleted because it had been without a member for long enough.
         ConsumerExpired,
         /// A member learned that its consumer is gone.
         ConsumerFoundGone,
-        /// A member came to a consumer that the janitor had found without one.
+        /// A consumer that the janitor had found without a member got one again.
         IdleConsumerUsedAgain,
-        /// A consumer went over to shards that were closed already.
+        /// A consumer moved on to shards that were already closed.
         ConsumerWentOverToClosed,
-        /// A run began while another process still had one of its id.
+        /// A run began while another process still had a run of the same id.
         RunsOverlap,
-        /// A row came while a handler worked on its id.
+        /// A row arrived while a handler worked on its id.
         RowWhileRunning,
         /// A database ended while a handler worked on it.
         EndWhileRunning,
         /// A database ended while it was deferred.
         EndWhileDeferred,
-        /// A checkpoint was behind a row whose id is deferred.
+        /// A checkpoint passed a row whose id is deferred.
         DeferredIdPassed,
         /// An id on which the work always fails was tried again after the faults.
         FailingIdTriedAtRest,
         /// The low watermark of a consumer was ahead of a checkpoint.
         LowWatermarkAhead,
-        /// A client over HTTP learned that its position is too old.
+        /// An HTTP client learned that its position is too old.
         WebClientExpired,
-        /// A client over HTTP was sent several rows of one database.
+        /// An HTTP client was sent several rows of one database.
         WebRowsOfOneDatabase,
-        /// A client over HTTP has cut its connection.
+        /// An HTTP client cut its connection.
         WebConnectionCut,
-        /// An orphaned commit was committed after its process had crashed.
+        /// An orphaned commit happened after its process had crashed.
         OrphanCommitted,
         /// A commit that was not synced when the power failed survived.
         CommitOutlivedPower,
@@ -219,21 +219,21 @@ named! {
         CommitWentWithPower,
         /// A commit that was not synced when the power failed survived in part, and was discarded.
         CommitTorn,
-        /// The power failed while a journal or a snapshot was begun.
+        /// The power failed while a journal or a snapshot was being written.
         PowerFailedWithinSnapshot,
-        /// The disk has failed a commit, and the store has ended because of it.
+        /// The disk failed during a commit, and the store ended because of that.
         StoreFailedWithDisk,
-        /// A commit had no room on the disk, and others had some later.
+        /// The disk had no room for a commit, but had room for others later.
         CommitHadNoRoom,
-        /// A copy of the store was put in its place.
+        /// The store was replaced with a copy.
         StoreRestored,
-        /// A process opened a store that stands before its own rows.
+        /// A process opened a store that is older than its own rows.
         OlderStoreOpened,
         /// A node found that the incarnation was raised, and opened the bus again.
         RaiseFound,
-        /// A client over HTTP that knew what a restore has lost was refused.
+        /// An HTTP client that knew rows that a restore had lost was refused.
         LostPositionRefused,
-        /// The feed had a database whose name is as long as a name may be.
+        /// The feed had a database whose name has the maximum length.
         LongNameFolded,
         /// A dispatcher had hundreds of subscribers.
         ManySubscribers,
@@ -241,14 +241,14 @@ named! {
 }
 
 impl Fault {
-    /// Whether it strikes handlers of consumers only.
+    /// Whether the fault strikes only handlers of consumers.
     pub fn is_of_handlers(self) -> bool {
         matches!(self, Self::HandlerError | Self::HandlerPanic | Self::HandlerHangs | Self::HandlerLeavesTask)
     }
 }
 
 impl Witness {
-    /// Whether it takes many worlds to meet it.
+    /// Whether the state occurs only in a small share of worlds.
     fn is_rare(self) -> bool {
         matches!(
             self,
@@ -265,7 +265,7 @@ impl Witness {
         )
     }
 
-    /// Whether so many worlds must have met it: rare ones take ten times as many.
+    /// Whether the state must have occurred in this many worlds: rare states need ten times as many.
     pub fn is_due(self, worlds: u64) -> bool {
         worlds >= if self.is_rare() { 10_000 } else { 1_000 }
     }

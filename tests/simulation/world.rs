@@ -1,7 +1,7 @@
 //! [`World`]: processes, a store and faults.
 //!
-//! The world draws one of the processes that can run, and runs it until it has nothing left to do. When no process
-//! can run, time leaps to the next entry of the schedule. So a seed determines everything that happens.
+//! The world draws one of the processes that can run, and runs it until it has nothing left to do. When no process can run, time jumps to
+//! the next entry of the schedule. So a seed determines everything that happens.
 
 mod restored;
 
@@ -37,7 +37,7 @@ use crate::{
     witness::{Fault, Witness},
 };
 
-/// How long a transaction lives.
+/// The lifetime of a transaction.
 const TRANSACTION_LIFETIME: Duration = Duration::from_secs(5);
 
 /// The result of a world.
@@ -46,17 +46,17 @@ pub struct Outcome {
     pub seed: u64,
     /// The first breach of a promise; `None` if there was none.
     pub failure: Option<Broken>,
-    /// The trace, line by line, if it was asked for.
+    /// The trace, line by line, if it was requested.
     pub trace: Option<String>,
-    /// The faults that struck, and how often.
+    /// The faults that struck, and how many times.
     pub faults: BTreeMap<Fault, u64>,
-    /// The interesting states that it has met, and how often.
+    /// The interesting states that the world was in, and how many times.
     pub witnesses: BTreeMap<Witness, u64>,
-    /// How much time has passed in the world.
+    /// How much time passed in the world.
     pub elapsed: Duration,
 }
 
-/// Makes the world of `seed`, and runs it to its end. It blocks the thread, and must not be called within a runtime.
+/// Makes the world of `seed`, and runs it to its end. This blocks the thread, and must not be called within a runtime.
 pub fn simulate(seed: u64, is_traced: bool) -> Outcome {
     let mut random = fastrand::Rng::with_seed(seed ^ 0x6e6f_7469_6275_7321);
     let shared = Shared::new(WorldPlan::draw(seed), random.fork(), Findings::new(is_traced));
@@ -76,54 +76,54 @@ pub fn simulate(seed: u64, is_traced: bool) -> Outcome {
     }
 }
 
-/// How often pauses and jumps are drawn.
+/// The interval at which pauses and jumps are drawn.
 const MISHAP_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How often the world checks whether everything is at rest.
+/// The interval at which the world checks whether everything is at rest.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The longest time until everything is at rest.
+/// The maximum time until everything is at rest.
 const REST_MAX: Duration = Duration::from_mins(2);
 
-/// The additional time for each topology entry, because a consumer goes from one to the next in a round of balancing.
+/// The additional time for each topology entry, because a consumer takes a round of balancing to move on to the next entry.
 const REST_PER_ENTRY: Duration = Duration::from_secs(3);
 
-/// The longest time until all processes have shut down.
+/// The maximum time until all processes have shut down.
 const END_MAX: Duration = Duration::from_mins(1);
 
-/// A process, with its lives one after the other.
+/// A process, with its successive lives.
 struct Slot {
-    /// How often it was started before.
+    /// The number of earlier starts.
     generation: u64,
-    /// Its present life.
+    /// The current life of the process.
     process: Option<Process>,
     clock: Arc<Clock>,
     is_paused: bool,
-    /// Whether it has shut down.
+    /// Whether the process has shut down.
     is_done: Arc<AtomicBool>,
 }
 
 struct World {
     shared: Arc<Shared>,
     engine: Arc<Store>,
-    /// The machine of a durable store.
+    /// The machine of the store, if the store is durable.
     machine: Option<Machine>,
     slots: Vec<Slot>,
     /// Chooses the process to run, and seeds the processes.
     random: fastrand::Rng,
-    /// When the present phase began.
+    /// When the current phase began.
     since: Duration,
     /// When an actor was last at work.
     calm_since: Duration,
     is_over: bool,
-    /// A copy of the store, until it is put in its place.
+    /// A copy of the store, until it replaces the store.
     copy: Option<restored::StoreCopy>,
-    /// By how much the versions of the store are ahead of true time.
+    /// How far the versions of the store are ahead of true time.
     ahead_ms: i64,
 }
 
 impl World {
-    /// A world in which nothing has happened yet.
+    /// Makes a world in which nothing has happened yet.
     pub fn new(shared: &Arc<Shared>, mut random: fastrand::Rng) -> Self {
         let time = &shared.time;
         let machine = shared
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// Starts a process, if it does not run.
+    /// Starts a process unless it is running.
     fn start(&mut self, process: ProcessId) {
         let shared = Arc::clone(&self.shared);
         if self.slots[process].process.is_some() {
@@ -249,10 +249,10 @@ impl World {
         shared.time.make_runnable(process);
     }
 
-    /// A commit arrives at the store. The power may fail.
+    /// A commit arrives at the store. The power may fail meanwhile.
     fn arrive(&mut self, flight: &Flight) {
         if !flight.is_for(&self.engine) {
-            // Commits under way when the power failed are lost.
+            // Commits that were in flight when the power failed are lost.
             return;
         }
         if let Some(machine) = &self.machine {
@@ -274,9 +274,8 @@ impl World {
         }
     }
 
-    /// The power has failed, or the store has failed with its disk, and both come back. All processes were on the
-    /// same machine. Every answered commit must be there, and the commit under way, if there is one, as a whole or
-    /// not at all.
+    /// The power failed, or the store failed with its disk, and both come back. All processes were on the same machine. Every answered
+    /// commit must be there, and the commit in flight, if there is one, as a whole or not at all.
     fn lose_power(&mut self, in_doubt: Option<(&Flight, Doubt)>) {
         let (shared, time) = (Arc::clone(&self.shared), self.store_time());
         self.crash_where(|_| true);
@@ -317,7 +316,7 @@ impl World {
                 }
                 let stamp = Versionstamp::new(to, 0);
                 flight.add_stamped(&mut touched, stamp);
-                // The oracle judges the rows that the commit under way touches.
+                // The oracle judges the rows that the commit in flight touched.
                 expected.retain(|key, _| !touched.contains_key(key));
                 let written = found.iter().filter(|(key, _)| touched.contains_key(*key));
                 expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
@@ -350,7 +349,7 @@ impl World {
         store_time(&self.shared.time, self.ahead_ms)
     }
 
-    /// Crashes the processes that `is_meant` has chosen.
+    /// Crashes the processes that `is_meant` selects.
     fn crash_where(&mut self, is_meant: impl Fn(ProcessId) -> bool) {
         for process in 0..self.slots.len() {
             if self.slots[process].process.is_some() && is_meant(process) {
@@ -359,7 +358,7 @@ impl World {
         }
     }
 
-    /// A process crashes, and starts again some time.
+    /// Crashes a process, which starts again some time later.
     fn crash(&mut self, issuer: Issuer) {
         let slot = &mut self.slots[issuer.process];
         self.shared.note(|| format!("process {}.{} crashes", issuer.process, issuer.generation));
@@ -371,7 +370,7 @@ impl World {
         self.shared.time.after(pause, Event::Start(issuer.process));
     }
 
-    /// Pauses processes, and lets clocks jump, if the faults strike.
+    /// Pauses processes and makes clocks jump, if these faults strike.
     fn mishap(&mut self) {
         if self.shared.phase() > Phase::Chaos {
             return;
@@ -399,7 +398,7 @@ impl World {
         shared.time.after(MISHAP_INTERVAL, Event::Mishap);
     }
 
-    /// Ends the faults, and starts and resumes all processes.
+    /// Ends the faults, and starts or resumes all processes.
     fn rest(&mut self) {
         if self.shared.phase() > Phase::Chaos {
             return;
@@ -422,7 +421,7 @@ impl World {
         self.shared.enter(phase);
     }
 
-    /// Enters the next phase, if this one is over.
+    /// Enters the next phase if the current one is over.
     fn poll(&mut self) {
         let shared = Arc::clone(&self.shared);
         let passed = shared.time.now().saturating_sub(self.since);

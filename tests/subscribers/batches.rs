@@ -1,4 +1,4 @@
-//! Receiving in batches: through a stream or a callback; paced and with replaced filters.
+//! Receiving in batches, through a stream or a callback, with paces and with replaced filters.
 
 use std::{
     sync::{Arc, Mutex},
@@ -21,7 +21,7 @@ fn names(batch: &DeliveryBatch) -> Vec<String> {
     batch.iter().map(|delivery| delivery.notification().name.to_string()).collect()
 }
 
-/// The next batch; skips the end of the first scan.
+/// Returns the next batch; skips the end of the first scan.
 async fn next(batches: &mut BatchSubscription) -> DeliveryBatch {
     loop {
         match within("a batch", batches.next()).await.unwrap() {
@@ -56,8 +56,8 @@ async fn a_batch_says_what_its_deliveries_do() {
     assert_eq!(names(&next(&mut rest).await), ["b", "c"]);
 }
 
-/// Regression: a delivery that came again alone, after a panic on its batch, had the cursor behind the whole
-/// batch: a callback that keeps its own cursor, and ends there, would have missed the others.
+/// Regression: a delivery that was repeated alone, after a panic on its batch, had the cursor behind the whole batch: a callback that keeps
+/// its own cursor, and ends there, would have missed the others.
 #[tokio::test(start_paused = true)]
 async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
     let fixture = SubscriberFixture::new().await;

@@ -22,7 +22,7 @@ use crate::{
     fixture::{SubscriberFixture, name, next},
 };
 
-/// Nine databases, of which the last one is deleted.
+/// Makes nine databases, the last of which is deleted.
 async fn fixture() -> (SubscriberFixture, notibus::store::testing::Faults) {
     let store = notibus::store::Store::memory();
     let faults = notibus::store::testing::Faults::new(&store);
@@ -73,7 +73,7 @@ async fn a_read_that_fails_between_two_pages_does_not_expire_a_reader_from_nothi
     assert_eq!(failures, 2);
 }
 
-/// The same for a predicate that panics on a row of a page.
+/// The same, but with a predicate that panics on a row of a page.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_nothing() {
     let (fixture, _faults) = fixture().await;
@@ -90,21 +90,21 @@ async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_not
     while let Ok(item) = AssertUnwindSafe(subscription.next()).catch_unwind().await {
         delivered.insert(name(&item.unwrap().into_delivery().unwrap()).to_owned());
     }
-    // All others but the one on which it panicked.
+    // All others follow, except the one on which the predicate panicked.
     while delivered.len() < 7 {
         let item = within("what follows", subscription.next()).await.unwrap();
         delivered.insert(name(&item.into_delivery().unwrap()).to_owned());
     }
 }
 
-/// Bug: a page that was cut off because its names are long took the place of its last row for what could be read, unless it was the last page.
-/// So the cursor of a reader from nothing began too early, and as text it contradicted itself.
+/// Bug: unless it was the last page, a page that was cut short because of long names took the position of its last row for what could be
+/// read. So the cursor of a reader from nothing began too early, and as text it contradicted itself.
 #[tokio::test(start_paused = true)]
 async fn a_page_that_long_names_cut_off_says_what_could_be_read() {
     let page = 40_usize;
     let fixture = SubscriberFixture::with(DispatcherOptions::default().catch_up_rows_max(page)).await;
     for n in 0..2 * page + 10 {
-        // The rows of the first page fit into a batch, those of the second do not.
+        // The rows of the first page fit into a batch, but those of the second do not.
         let name = format!("{n:0>width$}", width = if n < page { 4 } else { 1_000 });
         fixture.event(&Db::new(name.parse().unwrap(), DbInstance([1; 16])), EventKind::Created).await;
     }

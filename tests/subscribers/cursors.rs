@@ -1,4 +1,4 @@
-//! Cursors that a subscriber keeps for itself: one that starts from its cursor misses nothing.
+//! Cursors that a subscriber keeps itself: a subscriber that starts from its cursor misses nothing.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     fixture::{SubscriberFixture, drain, kinds, name, names, next, ready},
 };
 
-/// The cursor is taken before the last delivery is worked on, and more happens before the next subscription starts from it.
+/// The cursor is taken before the last delivery is worked on, and more events happen before the next subscription starts from it.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_goes_on_from_its_cursor() {
     let names_of = |names: [&str; 2]| Filter::names(names.map(|name| name.parse().unwrap())).unwrap();
@@ -48,8 +48,8 @@ async fn databases_that_are_not_wanted_move_a_cursor_on() {
     }
 }
 
-/// The cursor never runs ahead of the returned deliveries, whatever happens; and a subscriber that starts again from it ends with the
-/// newest row of every database.
+/// The cursor never runs ahead of the returned deliveries, whatever happens; and a subscriber that starts again from the cursor ends up
+/// with the newest row of every database.
 #[tokio::test(start_paused = true)]
 async fn random_restarts_miss_nothing() {
     let mut random = common::dice();
@@ -65,7 +65,7 @@ async fn random_restarts_miss_nothing() {
             Filter::names(all.map(|name| name.parse().unwrap())).unwrap(),
         ];
         let mut kept = Cursor::BEGINNING;
-        // The newest totals that were worked on, by name, as in a store of the subscriber.
+        // The newest totals that were worked on, by name, as a subscriber would store them.
         let mut known = std::collections::BTreeMap::new();
         for _ in 0..15 {
             let filter = random.choice(&filters).unwrap().clone();

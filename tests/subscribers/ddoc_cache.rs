@@ -19,7 +19,7 @@ use crate::{
 struct Layer {
     store: Store,
     bus: Bus,
-    /// Folds at once.
+    /// The notifier, which folds at once.
     notifier: Notifier,
     dispatcher: Dispatcher,
     cache: Arc<DdocCache>,
@@ -35,7 +35,7 @@ impl Layer {
         Self { store, bus, notifier, dispatcher, cache }
     }
 
-    /// Writes a version of `id`, or deletes it, and records that, with its id or without. Waits until the cache has reached it.
+    /// Writes a version of `id`, or deletes it, and records that, with or without the id. Waits until the cache has reached the change.
     async fn write(&self, db: &Db, id: &DdocId, version: Option<u64>, with_id: bool) {
         let producer = self.bus.producer();
         let write = async |tx: Transaction| {
@@ -54,7 +54,7 @@ impl Layer {
         self.cache.wait_until(done.committed.versionstamp.version()).await.unwrap();
     }
 
-    /// The version that the cache returns.
+    /// Returns the version that the cache returns.
     async fn read(&self, db: &Db, id: &DdocId) -> Option<u64> {
         version(self.cache.get(&db.name, id).await.unwrap())
     }
@@ -79,12 +79,12 @@ async fn a_change_is_seen_once_it_is_reached_and_what_has_not_changed_stays_in_m
     assert_eq!(layer.cache.hits().1, misses, "others are still there");
     assert_eq!(layer.read(&a, &x).await, Some(2));
     assert_eq!(layer.cache.hits().1, misses + 1);
-    // Deletions are delivered as well, and changes whose id is not recorded.
+    // Deletions are delivered too, and so are changes whose id is not recorded.
     layer.write(&a, &x, None, true).await;
     assert_eq!(layer.read(&a, &x).await, None);
     layer.write(&a, &y, Some(3), false).await;
     assert_eq!(layer.read(&a, &y).await, Some(3));
-    // Even if it is folded together with one whose id is recorded.
+    // This holds even if such a change is folded together with one whose id is recorded.
     layer.read(&a, &x).await;
     let producer = layer.bus.producer();
     let write = async |tx: Transaction| {
@@ -98,8 +98,8 @@ async fn a_change_is_seen_once_it_is_reached_and_what_has_not_changed_stays_in_m
     assert_eq!((layer.read(&a, &x).await, layer.read(&a, &y).await), (Some(4), Some(4)));
 }
 
-/// On real threads: while readers read without a pause, a read that begins after the cache has reached a change never returns
-/// an older version.
+/// On real threads: while readers read without pausing, a read that begins after the cache has reached a change never returns an older
+/// version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_stale_read_of_what_was_reached_is_impossible() {
     let layer = Arc::new(Layer::new().await);

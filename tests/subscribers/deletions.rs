@@ -1,5 +1,5 @@
-//! Deletions by recreation reach every subscriber that may have known the name, whatever its filter, start, restart, pace and receiver.
-//! Subscribers know names, not instances.
+//! Deletions through recreation reach every subscriber that may have known the name, whatever its filter, start, restart, pace and
+//! receiver. Subscribers know names, not instances.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     fixture::{SubscriberFixture, drain, kinds, name, next, ready},
 };
 
-/// Filters that want the database `a`, one for each way of matching.
+/// Returns filters that want the database `a`, one for each way of matching.
 fn filters() -> Vec<Filter> {
     let only_a = || Filter::name("a").unwrap();
     vec![
@@ -30,7 +30,7 @@ fn filters() -> Vec<Filter> {
     ]
 }
 
-/// A fixture in which the feed and the ring are read row by row.
+/// Makes a fixture in which the feed and the ring are read row by row.
 async fn by_rows() -> SubscriberFixture {
     SubscriberFixture::with(DispatcherOptions::default().catch_up_rows_max(1)).await
 }
@@ -78,8 +78,8 @@ async fn sync(subscription: &mut Subscription) -> Vec<String> {
     }
 }
 
-/// Regression: a subscriber of exact names that had begun at zero never got a deletion by recreation: a row of its first scan that
-/// it did not want left its slot at zero forever, and zero stood for "knows nothing".
+/// Regression: a subscriber of exact names that had begun at zero never got a deletion through recreation: a row in its first scan that it
+/// did not want left its slot at zero forever, and zero meant "knows nothing".
 #[tokio::test(start_paused = true)]
 async fn a_deletion_by_recreation_reaches_a_subscriber_of_deletions_only() {
     for filter in filters() {
@@ -97,7 +97,7 @@ fn since(fixture: &SubscriberFixture, filter: &Filter, cursor: Cursor) -> Subscr
     fixture.dispatcher.subscribe(filter.clone()).since(cursor).stream()
 }
 
-/// A fixture whose subscriber has stopped after the first of three databases, `a`, and its cursor.
+/// Makes a fixture whose subscriber stopped after the first of three databases, `a`, and returns the cursor of the subscriber.
 async fn stopped_within_the_first_scan(filter: &Filter) -> (SubscriberFixture, Cursor) {
     let fixture = by_rows().await;
     fixture.events(&["a", "b", "c"], EventKind::Created).await;
@@ -107,8 +107,8 @@ async fn stopped_within_the_first_scan(filter: &Filter) -> (SubscriberFixture, C
     (fixture, cursor)
 }
 
-/// Regression: a subscriber that was restarted within its first scan had kept zero. It never got the deletion of databases
-/// that it had been delivered and that were created again.
+/// Regression: a subscriber that was restarted during its first scan had kept zero. It never got the deletion of databases that had been
+/// delivered to it and were created again.
 #[tokio::test(start_paused = true)]
 async fn a_restart_within_the_first_scan_misses_no_deletion() {
     for filter in filters() {
@@ -121,7 +121,7 @@ async fn a_restart_within_the_first_scan_misses_no_deletion() {
     }
 }
 
-/// If the tombstone was removed meanwhile, it got nothing at all.
+/// Regression: if the tombstone was removed meanwhile, the subscriber got nothing at all.
 #[tokio::test(start_paused = true)]
 async fn a_restart_within_the_first_scan_expires_if_deletions_can_have_gone() {
     for filter in filters() {
@@ -136,7 +136,7 @@ async fn a_restart_within_the_first_scan_expires_if_deletions_can_have_gone() {
     }
 }
 
-/// Regression: a filter that was replaced within a first scan lost the same.
+/// Regression: when a filter was replaced during a first scan, the same deletions were lost.
 #[tokio::test(start_paused = true)]
 async fn a_filter_replaced_within_the_first_scan_misses_no_deletion() {
     for filter in filters() {
@@ -152,7 +152,7 @@ async fn a_filter_replaced_within_the_first_scan_misses_no_deletion() {
     }
 }
 
-/// A subscriber that wants more within its first scan gets all of it: what both filters want comes again.
+/// A subscriber that widens its filter during its first scan gets everything: what both filters want is delivered again.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
     let fixture = by_rows().await;
@@ -191,7 +191,7 @@ async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
     }
 }
 
-/// The same for a subscriber without a pace that takes nothing for longer than the retention.
+/// The same, but with a subscriber without a pace that takes nothing for longer than the retention.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_takes_nothing_for_long_misses_no_deletion() {
     for filter in filters() {
@@ -206,12 +206,12 @@ async fn a_subscriber_that_takes_nothing_for_long_misses_no_deletion() {
     }
 }
 
-/// A name that several instances had between two deliveries is delivered as deleted once, and as created: whichever
-/// instance the subscriber knew, it is gone.
+/// A name that several instances had between two deliveries is delivered as deleted once, and as created: whichever instance the subscriber
+/// knew is gone.
 #[tokio::test(start_paused = true)]
 async fn several_recreations_are_one_deletion_of_the_name() {
     for filter in filters() {
-        // The ring holds one row, so newer rows replace those between.
+        // The ring holds one row, so newer rows replace those in between.
         let fixture = SubscriberFixture::with(DispatcherOptions::default().ring_rows_max(1)).await;
         fixture.event(&db("a", 1), EventKind::Created).await;
         let mut subscription = fixture.dispatcher.subscribe(filter.clone()).stream();
@@ -227,7 +227,7 @@ async fn several_recreations_are_one_deletion_of_the_name() {
     }
 }
 
-/// A cursor in the middle of a first scan has all its parts as text, too.
+/// Even in the middle of a first scan, a cursor keeps all its parts as text.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_in_the_middle_of_a_scan_is_kept_whole() {
     let fixture = by_rows().await;

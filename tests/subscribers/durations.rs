@@ -37,7 +37,7 @@ async fn the_longest_pace_is_one_round() {
     assert!(ready(&mut paced).is_empty());
 }
 
-/// Regression: these panicked at once, killed the workers of consumers unseen, or panicked in a detached task.
+/// Regression: these panicked at once, silently killed the workers of consumers, or panicked in a detached task.
 #[tokio::test(start_paused = true)]
 async fn roles_bear_the_longest_durations() {
     let store = Store::memory();
@@ -60,8 +60,8 @@ async fn roles_bear_the_longest_durations() {
     assert_eq!(bus.stats().tail_panics, 0);
 }
 
-/// Regression: a longest `handover` was added to the time at which an owner should have given a shard up, which nobody looks at before a
-/// second member comes. That killed the workers of both, unseen: the second one never got a shard.
+/// Regression: the longest `handover` was added to the time at which an owner should have given a shard up, which is only read once there
+/// is a second member. That silently killed the workers of both: the second one never got a shard.
 #[tokio::test(start_paused = true)]
 async fn two_members_on_two_nodes_bear_the_longest_durations() {
     let store = Store::memory();

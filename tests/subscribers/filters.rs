@@ -1,4 +1,4 @@
-//! Sets of filters, filters by design documents, and refused filters.
+//! Sets of filters, filters by design documents, and filters that are refused.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
     fixture::{SubscriberFixture, calls, drain, kinds, name, next, ready},
 };
 
-/// The ids of the design documents in a delivery.
+/// Returns the ids of the design documents in a delivery.
 fn ids(delivery: &notibus::Delivery) -> Vec<String> {
     delivery.ddocs().unwrap().iter().map(|(id, _)| id.to_string()).collect()
 }
@@ -61,8 +61,8 @@ async fn a_set_wants_what_any_of_its_filters_wants() {
     assert_eq!(delivered, expected);
 }
 
-/// Regression: a row was delivered because one filter of a set wanted one kind of its news, and the set as a whole another. And a
-/// subscriber of some design documents got others if the set as a whole allowed other news of the row.
+/// Regression: a row was delivered because one filter of a set wanted one kind of its news, and the set as a whole wanted another. And a
+/// subscriber of some design documents got others if the set as a whole allowed other news in the row.
 #[tokio::test(start_paused = true)]
 async fn a_set_wants_no_kind_that_only_the_whole_does() {
     let fixture = SubscriberFixture::new().await;
@@ -92,12 +92,12 @@ async fn changed_design_documents_are_listed_on_demand_deleted_ones_too() {
         fixture.ddoc(&a, Some("_design/before")).await;
         let mut asks = fixture.dispatcher.subscribe(filter.clone()).with_ddocs().stream();
         let mut does_not = fixture.dispatcher.subscribe(filter).stream();
-        // A deletion of a design document is a change of it as well: a producer records both alike.
+        // Deleting a design document is also a change to it: a producer records both in the same way.
         let first = fixture.ddoc(&a, Some("_design/x")).await;
         let delivery = next(&mut asks).await;
         assert_eq!(delivery.ddocs().unwrap(), [("_design/x".parse().unwrap(), first)]);
         assert!(next(&mut does_not).await.ddocs().is_none());
-        // Several changes at once, received late.
+        // Several changes are made at once, and received late.
         fixture.ddoc(&a, Some("_design/y")).await;
         fixture.event(&a, EventKind::Updated).await;
         fixture.ddoc(&a, Some("_design/x")).await;
@@ -137,7 +137,7 @@ async fn a_subscriber_of_one_design_document_does_not_get_others() {
     }
 }
 
-/// Commits changes of design documents in one transaction, and waits until the tail has read them.
+/// Commits changes to design documents in one transaction, and waits until the tail has read them.
 async fn fold_together(fixture: &SubscriberFixture, database: &notibus::Db, ids: &[Option<&str>]) {
     let before = fixture.bus.stats().folded.total();
     let producer = fixture.bus.producer();
@@ -154,8 +154,8 @@ async fn fold_together(fixture: &SubscriberFixture, database: &notibus::Db, ids:
     until("the tail", async || fixture.dispatcher.position() >= row.sequence).await;
 }
 
-/// A change without an id may be of any design document. Regression: it was lost among those with an id that were folded together
-/// with it: a subscriber of another design document got nothing.
+/// A change without an id may be to any design document. Regression: it was lost among changes with an id in the same fold: a subscriber of
+/// another design document got nothing.
 #[tokio::test(start_paused = true)]
 async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded_with() {
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
@@ -176,12 +176,12 @@ async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded
                 [[EventKind::DdocUpdated]],
                 "{others:?}"
             );
-            // It was delivered once, however often another one changes.
+            // The change was delivered once, however often another document changes.
             fold_together(&fixture, &a, &[Some("_design/other"), Some("_design/other")]).await;
             fixture.event(&a, EventKind::Updated).await;
             assert!(drain(&mut subscription).await.is_empty(), "{others:?}");
         }
-        // A late subscriber in another process reads one row for all of it, and each cursor gets what is new to it.
+        // A late subscriber in another process reads one row for all of this, and each cursor gets what is new to it.
         let last = fixture.dispatcher.position();
         fold_together(&fixture, &a, &[Some("_design/z")]).await;
         let other = fixture.bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
@@ -238,7 +238,7 @@ async fn a_set_of_exact_names_is_looked_up() {
     let set = Filter::any(set).unwrap();
     let mut subscription = fixture.dispatcher.subscribe(set).skip_when_lagging().stream();
     assert_eq!(["a", "b", "c", "d"].map(count), [1, 1, 1, 0], "once for each of its names");
-    // Many more rows than the ring holds: a subscriber that follows the ring would have to skip.
+    // There are many more rows than the ring holds: a subscriber that follows the ring would have to skip some.
     fixture.events(&["d", "a", "e", "b", "f", "g"], EventKind::Created).await;
     fixture.event(&db("a", 1), EventKind::Updated).await;
     fixture.events(&["h", "i"], EventKind::Created).await;
@@ -256,7 +256,7 @@ async fn a_set_of_exact_names_is_looked_up() {
     assert!(drain(&mut subscription).await.is_empty(), "no filter wants that of it");
     fixture.event(&db("a", 1), EventKind::Deleted).await;
     assert_eq!(next(&mut subscription).await.wanted_by(), [1]);
-    // Registered again, with a set and without one.
+    // The names are registered again, with and without a set.
     let other = Filter::any([Filter::name("c").unwrap(), Filter::name("d").unwrap()]).unwrap();
     subscription = subscription.replace(other).stream();
     assert_eq!(["a", "b", "c", "d"].map(count), [0, 0, 1, 1], "no stale interest is left");
@@ -272,7 +272,7 @@ async fn a_set_of_exact_names_is_looked_up() {
     assert_eq!(count("e"), 0);
 }
 
-/// A failed read of design documents is reported, and tried again: the delivery is not lost.
+/// A failed read of design documents is reported and repeated: the delivery is not lost.
 #[tokio::test(start_paused = true)]
 async fn a_failed_read_of_design_documents_is_reported_and_tried_again() {
     let store = notibus::store::Store::memory();
@@ -285,7 +285,7 @@ async fn a_failed_read_of_design_documents_is_reported_and_tried_again() {
     let dispatcher = bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
     let since = Cursor::BEGINNING;
     let mut subscription = dispatcher.subscribe(Filter::all()).with_ddocs().since(since).stream();
-    // Rows can be read, but design documents, of family 9, cannot.
+    // Rows can be read, but design documents, which are in family 9, cannot.
     faults.plan_reads(|operation| {
         let is_ddocs = matches!(operation, notibus::store::testing::Operation::GetRange { range, .. }
             if range.begin.starts_with(b"notibus\x15\x09"));

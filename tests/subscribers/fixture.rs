@@ -1,4 +1,4 @@
-//! A bus with all its roles in one process, and helpers to receive from it.
+//! A bus with all its roles in one process, and helpers that receive from it.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,18 +16,18 @@ use crate::common::{self, eager, forgetful, joined, narrow_bus, record, until, w
 pub struct SubscriberFixture {
     pub store: Store,
     pub bus: Bus,
-    /// Folds at once.
+    /// The notifier, which folds at once.
     pub notifier: Notifier,
     pub dispatcher: Dispatcher,
 }
 
 impl SubscriberFixture {
-    /// A bus in a new store.
+    /// Makes a bus in a new store.
     pub async fn new() -> Self {
         Self::with(DispatcherOptions::default()).await
     }
 
-    /// A bus in a new store, with these options.
+    /// Makes a bus in a new store, with these options.
     pub async fn with(options: DispatcherOptions) -> Self {
         let store = Store::memory();
         let bus = narrow_bus(&store).await;
@@ -51,14 +51,14 @@ impl SubscriberFixture {
         fold(&self.store, &self.bus, database, kind).await
     }
 
-    /// Events of one kind in the databases `names`.
+    /// Commits events of one kind in the databases `names`.
     pub async fn events(&self, names: &[&str], kind: EventKind) {
         for name in names {
             self.event(&common::db(name, 1), kind).await;
         }
     }
 
-    /// Commits a change of the design document `id`, and waits until the tail has read it.
+    /// Commits a change to the design document `id`, and waits until the tail has read it.
     pub async fn ddoc(&self, database: &Db, id: Option<&str>) -> Sequence {
         let before = self.bus.stats().folded.total();
         let (producer, id) = (self.bus.producer(), id.map(|id| id.parse().unwrap()));
@@ -76,7 +76,7 @@ impl SubscriberFixture {
     }
 }
 
-/// Commits an event, and waits for nothing. Returns the version of the commit.
+/// Commits an event without waiting for anything. Returns the version of the commit.
 pub async fn commit(bus: &Bus, database: &Db, kind: EventKind) -> u64 {
     let producer = bus.producer();
     let record = async |tx: Transaction| {
@@ -102,12 +102,12 @@ pub async fn next(subscription: &mut Subscription) -> Delivery {
     within("a delivery", common::next_news(subscription)).await.unwrap().into_delivery().unwrap()
 }
 
-/// All items that are ready.
+/// Returns all items that are ready.
 pub fn ready(subscription: &mut Subscription) -> Vec<Item> {
     std::iter::from_fn(|| common::next_news(subscription).now_or_never().flatten()).collect()
 }
 
-/// All deliveries within a good while.
+/// Returns all deliveries within a good while.
 pub async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
     let mut deliveries = Vec::new();
     while let Ok(Some(item)) =
@@ -118,7 +118,7 @@ pub async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
     deliveries
 }
 
-/// The name of the database of a delivery.
+/// Returns the name of the database of a delivery.
 pub fn name(delivery: &Delivery) -> &str {
     delivery.notification().name.as_str()
 }
@@ -131,7 +131,7 @@ pub fn changes(delivery: &Delivery) -> Vec<(DbInstance, EventKind)> {
     delivery.news().iter().collect()
 }
 
-/// The kinds of events in a delivery's news.
+/// Returns the kinds of events in a delivery's news.
 pub fn kinds(delivery: &Delivery) -> Vec<EventKind> {
     delivery.news().iter().map(|(_, kind)| kind).collect()
 }
@@ -141,7 +141,7 @@ pub async fn forget(bus: &Bus) {
     forget_by(bus, forgetful()).await;
 }
 
-/// Lets a janitor with these options remove a tombstone.
+/// Runs a janitor with these options until it has removed a tombstone.
 pub async fn forget_by(bus: &Bus, options: JanitorOptions) {
     let dropped = bus.stats().tombstones_dropped;
     let janitor = joined(bus).await.janitor(options).await.unwrap();

@@ -1,4 +1,4 @@
-//! Each of the four forms of receiver delivers, and is paced and replaceable.
+//! Each of the four forms of receiver delivers, can be paced, and can be replaced.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -94,12 +94,12 @@ impl Receiver {
         }
     }
 
-    /// Whether nothing comes for a while.
+    /// Whether nothing arrives for a while.
     async fn is_quiet(&mut self, time: Duration) -> bool {
         tokio::time::timeout(time, self.next()).await.is_err()
     }
 
-    /// Another one of its form, with another filter, from its cursor. A callback is stopped for it.
+    /// Returns another receiver of the same form, with another filter, from the cursor of this one. A callback is stopped for that.
     async fn replace(self, form: ReceiverKind, fixture: &SubscriberFixture, filter: Filter) -> Self {
         form.start(match self {
             Self::Stream(stream) => stream.replace(filter),
@@ -146,7 +146,7 @@ async fn each_form_is_paced() {
     }
 }
 
-/// Also: one that has ended is not there any more.
+/// This also checks that a receiver that has ended is gone.
 #[tokio::test(start_paused = true)]
 async fn each_form_can_be_given_another_filter() {
     for form in RECEIVER_KINDS {

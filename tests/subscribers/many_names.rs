@@ -1,4 +1,4 @@
-//! Subscribers of very many exact names: the cost of starting them.
+//! Subscribers of very many exact names: what it costs to start them.
 
 use std::sync::{
     Arc,
@@ -18,13 +18,13 @@ use crate::{
     fixture::{SubscriberFixture, fold, next},
 };
 
-/// `count` names of databases that do not exist.
+/// Returns `count` names of databases that do not exist.
 fn absent(count: usize) -> impl Iterator<Item = DbName> {
     (0..count).map(|n| format!("absent{n}").parse().unwrap())
 }
 
-/// Regression: each name was looked up by its own transaction, which read the topology again, and one after the other: 100,000 names
-/// took minutes to start.
+/// Regression: each name was looked up in its own transaction, which read the topology again, one after another: 100,000 names took minutes
+/// to start.
 #[tokio::test(start_paused = true)]
 async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
     let store = Store::memory();
@@ -45,8 +45,8 @@ async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
     assert!(cost.reads < 2_400, "{cost:?}");
 }
 
-/// Bug: a hundred names are looked up by each transaction. If a name of a later one had moved since the first one, the reader took the names for
-/// read up to there all the same, and the row that it read then no longer said what had happened before.
+/// Bug: each transaction looks up a hundred names. If a name of a later transaction had moved since the first one, the reader still counted
+/// the names as read up to there, and the row that it read then no longer showed what had happened before.
 #[tokio::test(start_paused = true)]
 async fn a_name_that_moves_between_two_look_ups_brings_all_of_its_news() {
     let store = Store::memory();
@@ -58,7 +58,7 @@ async fn a_name_that_moves_between_two_look_ups_brings_all_of_its_news() {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let fixture = SubscriberFixture { store, bus, notifier, dispatcher };
 
-    // The second transaction fails until the row has moved. All names of the first one sort before.
+    // The second transaction fails until the row has moved. All names in the first transaction sort before those in the second.
     let failures = Arc::new(AtomicUsize::new(0));
     let failed = Arc::clone(&failures);
     faults.plan_reads(move |operation| {

@@ -1,4 +1,4 @@
-//! Memory: the backlog of a slow subscriber costs none.
+//! Memory: the backlog of a slow subscriber takes none.
 
 use std::sync::{Arc, Weak};
 
@@ -12,7 +12,7 @@ use crate::{
     fixture::{SubscriberFixture, next},
 };
 
-/// A row to copy.
+/// Makes a row that can be copied.
 async fn template() -> (Bus, Notification) {
     let fixture = SubscriberFixture::new().await;
     fixture.event(&db("template", 1), EventKind::Created).await;
@@ -35,8 +35,8 @@ fn push(fanout: &Dispatcher, template: &Notification, count: usize) -> Vec<Weak<
     weak
 }
 
-/// Subscribers that have each stopped in the middle of another batch hold a small part of it each. After a hundred thousand further
-/// databases only that, and the rows of the ring, are held.
+/// Subscribers that each stopped in the middle of a different batch hold a small part of it each. After a hundred thousand further
+/// databases, only that and the rows of the ring are held.
 #[tokio::test]
 async fn slow_subscribers_hold_a_small_batch_each() {
     const RING: usize = 2_000;
@@ -61,7 +61,7 @@ async fn slow_subscribers_hold_a_small_batch_each() {
     assert!(held() <= RING + most, "{} rows are held by the ring", held());
 }
 
-/// A subscriber holds nothing of what waits for it, its exact names or not: only the ring does.
+/// A subscriber holds nothing of its backlog, whether or not it wants exact names: only the ring does.
 #[tokio::test]
 async fn what_waits_for_a_slow_subscriber_is_in_the_ring_only() {
     let (bus, template) = template().await;

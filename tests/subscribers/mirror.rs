@@ -1,4 +1,4 @@
-//! Mirrors and freshness barriers: a cache that reads its own writes, and is correct again after it was away for too long.
+//! Mirrors and freshness barriers: a cache that reads its own writes, and is correct again after being away for too long.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{
     fixture::{SubscriberFixture, commit},
 };
 
-/// The living databases of a mirror.
+/// Returns the names of the databases that a mirror shows.
 fn names(mirror: &notibus::dispatcher::Mirror) -> Vec<String> {
     mirror.view().unwrap().keys().map(ToString::to_string).collect()
 }
@@ -32,12 +32,12 @@ async fn a_mirror_has_what_lives_and_reads_its_own_writes() {
     within("the barrier", mirror.wait_until(version)).await.unwrap();
     assert_eq!(names(&mirror), ["b"]);
     assert_eq!(before.len(), 2, "a view does not change");
-    // None of this is mirrored, but the barrier completes.
+    // The mirror shows nothing of this, but the barrier completes.
     let version = commit(&fixture.bus, &db("x", 1), EventKind::Updated).await;
     within("the barrier", mirror.wait_until(version)).await.unwrap();
 }
 
-/// The barrier waits for unfolded events, in any partition, and for no others.
+/// The barrier waits for unfolded events, in any partition, and for nothing else.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_waits_for_what_is_not_folded() {
     let store = Store::memory();
@@ -51,7 +51,7 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     let _notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     within("the barrier", mirror.wait_until(version)).await.unwrap();
     assert_eq!(names(&mirror), ["a"]);
-    // A database that always changes does not block it.
+    // A database that keeps changing does not block the barrier.
     let hot = async {
         loop {
             commit(&bus, &db("hot", 1), EventKind::Updated).await;
@@ -72,7 +72,7 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     assert!(matches!(ahead, Err(Error::Invalid { what: "version", .. })), "{ahead:?}");
 }
 
-/// Events of a replaced instance are in no row; the barrier does not wait for one.
+/// Events of a replaced instance are in no row, so the barrier does not wait for one.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
     let fixture = SubscriberFixture::new().await;
@@ -110,7 +110,7 @@ async fn a_mirror_of_some_kinds_is_refused_and_one_without_a_dispatcher_says_so(
     let fixture = SubscriberFixture::new().await;
     let some = Filter::all().kinds(EventKind::Created.into()).unwrap();
     assert!(matches!(fixture.dispatcher.mirror(some), Err(Error::Invalid { .. })));
-    // It would show a row that is not the newest one, after a change of another design document.
+    // After a change to another design document, such a mirror would show a row that is not the newest one.
     let some = Filter::all().ddocs(["_design/x".parse().unwrap()]).unwrap();
     assert!(matches!(fixture.dispatcher.mirror(some), Err(Error::Invalid { .. })));
     let mirror = fixture.dispatcher.mirror(Filter::all()).unwrap();

@@ -1,4 +1,4 @@
-//! Paces: deliveries come in rounds, and each round has everything.
+//! Paces: deliveries come in rounds, and each round delivers everything.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,8 +47,8 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
     }
 }
 
-/// Regression: a round that waited for the end of the tail's reading was not begun if nothing more came: a page that was exactly full
-/// was delivered only with the next event of any database, or never.
+/// Regression: a round that waited until the tail had finished reading did not begin if nothing more came: a page that was exactly full was
+/// delivered only with the next event of any database, or never.
 #[tokio::test(start_paused = true)]
 async fn a_full_page_with_nothing_after_it_is_delivered() {
     let fixture = SubscriberFixture::with(DispatcherOptions::default().page_rows_max(1)).await;
@@ -64,7 +64,7 @@ async fn a_full_page_with_nothing_after_it_is_delivered() {
     }
 }
 
-/// More databases than a round holds in memory, a ring that has moved on, small pages: a round delivers each of them once.
+/// With more databases than a round holds in memory, a ring that has moved on, and small pages, a round still delivers each database once.
 #[tokio::test(start_paused = true)]
 async fn a_round_of_many_databases_delivers_each_once() {
     for ring_rows_max in [100, 100_000] {
@@ -166,7 +166,7 @@ async fn a_paced_subscriber_from_the_start_gets_everything_first() {
     }
 }
 
-/// Bug: a first scan without a row cost a paced subscriber a whole pace, as a round does. Fix: a pace begins with a delivery.
+/// Bug: a first scan without a row took a paced subscriber a whole pace, as a round does. Fix: a pace begins with a delivery.
 #[tokio::test(start_paused = true)]
 async fn an_empty_first_scan_costs_no_pace() {
     let fixture = SubscriberFixture::new().await;

@@ -1,4 +1,4 @@
-//! Regressions of delivery: in each of these cases, a delivery was lost, doubled, wrong or awaited in vain.
+//! Regressions of delivery: in each of these cases, a delivery was lost, duplicated, wrong or awaited in vain.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     fixture::{SubscriberFixture, calls, commit, drain, fold, forget, kinds, name, next, ready},
 };
 
-/// Creates databases in one transaction, so in one batch.
+/// Creates databases in one transaction, and so in one batch.
 async fn together(fixture: &SubscriberFixture, names: &[&str]) {
     let before = fixture.bus.stats().folded.total();
     let producer = fixture.bus.producer();
@@ -30,7 +30,7 @@ async fn together(fixture: &SubscriberFixture, names: &[&str]) {
     until("the tail", async || fixture.dispatcher.position() >= last).await;
 }
 
-/// A callback that catches up without a matching row, and so is never called, reported no progress.
+/// A callback that caught up without a matching row, and so was never called, reported no progress.
 #[tokio::test(start_paused = true)]
 async fn reached_is_reported_though_a_catch_up_finds_nothing() {
     let fixture = SubscriberFixture::new().await;
@@ -61,7 +61,7 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     within("the barrier", barrier).await.unwrap().unwrap();
 }
 
-/// The barrier of a mirror waited for a deletion that is in no row any more.
+/// The barrier of a mirror waited for a deletion that no row shows any longer.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     let fixture = SubscriberFixture::new().await;
@@ -79,7 +79,7 @@ async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     assert!(reached.is_err() || is_shown, "{reached:?}, and it shows what was deleted before that version");
 }
 
-/// A filter that was replaced before `CaughtUp` was returned lost it.
+/// If a filter was replaced before `CaughtUp` was returned, `CaughtUp` was lost.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_replaced_before_it_has_caught_up_scans_again() {
     let fixture = SubscriberFixture::new().await;
@@ -87,7 +87,7 @@ async fn a_filter_that_is_replaced_before_it_has_caught_up_scans_again() {
     let mut stream = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::BEGINNING).stream();
     let first = within("the first", stream.next()).await.unwrap().into_delivery().unwrap();
     assert_eq!(name(&first), "a1");
-    // `CaughtUp` was not returned yet.
+    // `CaughtUp` has not been returned yet.
     stream = stream.replace(Filter::all()).stream();
     let mut delivered = Vec::new();
     while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), stream.next()).await {
@@ -100,7 +100,7 @@ async fn a_filter_that_is_replaced_before_it_has_caught_up_scans_again() {
     assert_eq!(delivered, ["b1", "a1", "b2", "caught up"], "what both filters want comes again");
 }
 
-/// A restart lost it in the same way.
+/// A restart lost `CaughtUp` in the same way.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_restarted_before_it_has_caught_up_gets_that() {
     let fixture = SubscriberFixture::new().await;
@@ -113,7 +113,7 @@ async fn a_subscriber_restarted_before_it_has_caught_up_gets_that() {
     assert!(matches!(item, Some(Item::CaughtUp { .. })), "{item:?}");
 }
 
-/// A subscriber that skips, but is not behind the ring, skipped rows that both of its filters want.
+/// A subscriber that skips, but is not behind the ring, skipped rows that both its filters want.
 #[tokio::test(start_paused = true)]
 async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
     for (old, new) in [
@@ -134,7 +134,7 @@ async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
     }
 }
 
-/// A subscriber of one exact name missed the deletion if the database is adopted after its tombstone was removed.
+/// A subscriber of one exact name missed the deletion if the database was adopted after its tombstone had been removed.
 #[tokio::test(start_paused = true)]
 async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
     let filters = [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()];
@@ -144,7 +144,7 @@ async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
         let mut slow = fixture.dispatcher.subscribe(filter.clone()).stream();
         fixture.event(&db("a", 1), EventKind::Deleted).await;
         forget(&fixture.bus).await;
-        // The database is older than the bus, or restored from a backup, perhaps as the same instance: it is adopted.
+        // The database is older than the bus, or was restored from a backup, perhaps as the same instance: it is adopted.
         fixture.event(&db("a", adopted), EventKind::Updated).await;
         let delivered: Vec<_> = drain(&mut slow).await.iter().flat_map(kinds).collect();
         assert_eq!(delivered, [EventKind::Deleted, EventKind::Updated], "{filter:?}, instance {adopted}");
@@ -165,7 +165,7 @@ async fn a_filter_that_is_replaced_twice_scans_again() {
     assert_eq!(names, ["b1", "a1", "b2", "a2"]);
 }
 
-/// A predicate that panics after the design documents were read cost the whole batch.
+/// If a predicate panicked after the design documents were read, the whole batch was lost.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
     let fixture = SubscriberFixture::new().await;
@@ -188,7 +188,7 @@ async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
     assert_eq!(delivered, ["b", "c"], "it costs only the row on which it panicked");
 }
 
-/// Barriers that were given up stayed forever.
+/// Barriers that nobody waited for any longer stayed forever.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_that_is_given_up_leaves_nothing() {
     let SubscriberFixture { bus, notifier: _notifier, dispatcher, .. } = SubscriberFixture::new().await;
@@ -204,7 +204,7 @@ async fn a_barrier_that_is_given_up_leaves_nothing() {
     assert_eq!(suspended.subscribers(), 1);
 }
 
-/// Names that are looked up in several parts were delivered with newer rows first, and older ones then.
+/// If names were looked up in several parts, newer rows were delivered before older ones.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_database_never_go_back() {
     let fixture = SubscriberFixture::new().await;
@@ -252,7 +252,7 @@ async fn a_mirror_takes_no_predicate() {
     }
 }
 
-/// Globs that compile one by one, but not as one set, stopped the tail for all subscribers.
+/// Globs that compile one by one, but not as a set, stopped the tail for all subscribers.
 #[tokio::test(start_paused = true)]
 async fn many_globs_do_not_stop_the_tail() {
     let fixture = SubscriberFixture::new().await;
@@ -273,14 +273,14 @@ async fn many_globs_do_not_stop_the_tail() {
     );
 }
 
-/// A glob that is too long panicked.
+/// A glob that was too long caused a panic.
 #[tokio::test]
 async fn a_glob_that_is_too_long_is_a_typed_error() {
     let made = std::panic::catch_unwind(|| Filter::glob(&"?".repeat(1_000_000)).is_err());
     assert!(made.is_ok(), "it panics");
 }
 
-/// A set reported a filter as wanting what the set as a whole does not allow.
+/// A set reported that a filter wanted something that the set as a whole does not allow.
 #[tokio::test(start_paused = true)]
 async fn wanted_by_knows_the_kinds_of_the_whole() {
     let fixture = SubscriberFixture::new().await;
@@ -294,8 +294,8 @@ async fn wanted_by_knows_the_kinds_of_the_whole() {
     assert_eq!(next(&mut stream).await.wanted_by(), [1]);
 }
 
-/// A subscriber was idle for longer than tombstones are kept, and its first row left the ring before it was polled: it
-/// expired, although it had missed nothing while it was idle.
+/// A subscriber was idle for longer than tombstones are kept, and its first row left the ring before the subscriber was polled: it expired,
+/// although it had missed nothing while it was idle.
 #[tokio::test(start_paused = true)]
 async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
     let options = DispatcherOptions::default().ring_rows_max(4);

@@ -1,4 +1,4 @@
-//! Restarts of the dispatcher: its subscribers stay, and continue where they were.
+//! Restarts of the dispatcher: its subscribers remain, and continue where they were.
 
 use std::{
     sync::{
@@ -20,7 +20,7 @@ use crate::{
     fixture::{SubscriberFixture, calls, drain, kinds, name, names, next, ready},
 };
 
-/// The listeners of `couch_event` get nothing more when its server is restarted, because its registry is lost.
+/// The listeners of `couch_event` receive nothing after its server is restarted, because its registry is lost.
 #[tokio::test(start_paused = true)]
 async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
     for ring_rows_max in [1, 1_000] {
@@ -71,7 +71,7 @@ async fn a_suspended_dispatcher_that_is_dropped_ends_its_subscribers() {
     within("its end", handle.finished()).await;
 }
 
-/// All subscribers depend on the one tail: after a panic it starts again at once.
+/// All subscribers depend on the one tail: after a panic the tail restarts at once.
 #[tokio::test(start_paused = true)]
 async fn a_tail_that_panics_is_begun_again() {
     let store = Store::memory();
@@ -146,8 +146,8 @@ async fn a_replaced_filter_does_not_hide_expired() {
     }
 }
 
-/// Regression: a subscriber of exact names that kept its cursor before it got `Expired` began at zero after its next restart: it never
-/// learnt which databases were gone.
+/// Regression: a subscriber of exact names that saved its cursor before it got `Expired` began at zero after its next restart, so it never
+/// learned which databases were gone.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_dies_before_it_gets_expired_gets_it_later() {
     for replaces in [false, true] {
@@ -185,8 +185,8 @@ impl std::task::Wake for Bad {
     }
 }
 
-/// Regression: a waker that panicked stopped the tail in the middle of a batch: other subscribers lost rows of their
-/// exact names, and subscribers that waited beside it were not woken.
+/// Regression: a waker that panicked stopped the tail in the middle of a batch: other subscribers lost rows of their exact names, and
+/// subscribers that were waiting at the same time were not woken.
 #[tokio::test(start_paused = true)]
 async fn a_waker_that_panics_costs_others_nothing() {
     for bad in [Filter::all(), Filter::name("a").unwrap()] {
@@ -201,7 +201,7 @@ async fn a_waker_that_panics_costs_others_nothing() {
             tokio::spawn(async move { stream.next().await.unwrap().into_delivery().unwrap() })
         });
         tokio::task::yield_now().await;
-        // One batch.
+        // This is one batch.
         let producer = fixture.bus.producer();
         let write = async |tx| {
             for name in ["a", "b", "c"] {

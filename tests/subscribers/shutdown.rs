@@ -1,4 +1,4 @@
-//! The end of everything: nothing is delivered, and nothing of the bus runs, once a shutdown has returned. And what does not end a loop.
+//! The end of everything: once a shutdown has returned, nothing is delivered and nothing of the bus runs. And what does not end a loop.
 
 use std::{
     collections::BTreeSet,
@@ -35,8 +35,8 @@ async fn create_all(store: &Store, bus: &Bus, running: &NodeHandle) {
     until("the tail", async || running.dispatcher().position() >= now).await;
 }
 
-/// Bug: a shutdown let subscribers have all that waited for them, and returned meanwhile: a stream got 27,769 more deliveries over the next
-/// 7 s. Fix: a shutdown ends each subscriber, and its cursor covers what it got.
+/// Bug: a shutdown let subscribers receive their whole backlog, and returned meanwhile: a stream got 27,769 more deliveries over the next 7
+/// s. Fix: a shutdown ends each subscriber, and its cursor covers what it got.
 #[tokio::test(start_paused = true)]
 async fn a_stream_ends_with_the_shutdown_and_its_cursor_covers_what_it_got() {
     for (is_new, taken) in [(false, 0), (false, 10), (true, 0), (true, 10)] {
@@ -66,7 +66,7 @@ async fn a_stream_ends_with_the_shutdown_and_its_cursor_covers_what_it_got() {
     }
 }
 
-/// Bug: the task of a read went on after the shutdown, as long as its stream was kept; so did calls that had not ended in time.
+/// Bug: after the shutdown, the task of a read continued as long as its stream was kept; so did calls that had not ended in time.
 #[tokio::test(start_paused = true)]
 async fn nothing_runs_after_the_shutdown() {
     let store = Store::memory();
@@ -90,7 +90,7 @@ async fn nothing_runs_after_the_shutdown() {
     let all = || dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING);
     let callback = all().callback(RestartPolicy::default(), endless).unwrap();
     until("its call", async || beats.load(Ordering::Relaxed) > 0).await;
-    // Each of these reads pauses, and begins again.
+    // Each of these reads pauses and is repeated.
     faults.plan_reads(|_| Some(StoreError::TRANSACTION_TOO_OLD));
     let mut streams = [(); 20].map(|()| all().stream());
     for stream in &mut streams {
@@ -107,8 +107,8 @@ async fn nothing_runs_after_the_shutdown() {
     assert!(streams.iter_mut().all(|stream| matches!(stream.next().now_or_never(), Some(None))));
 }
 
-/// Bug: `while let Some(Ok(delivery))` ended silently at the end of the first scan, and `delivery?` ended a program at `Expired`. Fix: a plain
-/// loop passes over the one, and a closure gets the other.
+/// Bug: `while let Some(Ok(delivery))` ended silently at the end of the first scan, and `delivery?` ended a program at `Expired`. Fix: a
+/// plain loop skips the former, and a closure gets the latter.
 #[tokio::test(start_paused = true)]
 async fn a_plain_loop_ends_with_its_subscription_only() {
     let store = Store::memory();

@@ -1,4 +1,4 @@
-//! Slow subscribers: what waits for them in the ring is coalesced, and no deletion is lost.
+//! Slow subscribers: their backlog in the ring is coalesced, and no deletion is lost.
 
 use std::{
     collections::BTreeMap,
@@ -21,14 +21,14 @@ use crate::{
 
 const DATABASES: usize = 1_000;
 const UPDATES: usize = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
-/// How many updates there are while the slow subscriber takes one delivery.
+/// The number of updates while the slow subscriber takes one delivery.
 const UPDATES_PER_DELIVERY: usize = 100;
 
-/// A tail without a feed, so that a reader of the feed gets nothing.
+/// A tail without a feed, so that reading the feed returns nothing.
 struct Tail {
     dispatcher: Dispatcher,
     template: Notification,
-    /// Where the last row of each name stands.
+    /// The position of the last row of each name.
     rows: Mutex<BTreeMap<String, Sequence>>,
     _bus: Bus,
 }
@@ -43,7 +43,7 @@ impl Tail {
         Self { dispatcher, template, rows: Mutex::default(), _bus: bus }
     }
 
-    /// The position `n` versions after the present one.
+    /// Returns the position `n` versions after the current one.
     fn after(&self, n: usize) -> Sequence {
         let from = self.dispatcher.position();
         let stamp = Versionstamp::new(from.versionstamp().version() + n as u64, 0);
@@ -62,16 +62,16 @@ impl Tail {
     }
 }
 
-/// A subscriber, and the newest row of each database that it was delivered.
+/// A subscriber, and the newest row of each database that was delivered to it.
 struct Slow {
     stream: Subscription,
     known: BTreeMap<DbName, Sequence>,
 }
 
 impl Slow {
-    /// Takes one delivery, if one waits.
+    /// Takes one delivery, if one is waiting.
     fn take(&mut self) -> Option<Delivery> {
-        // Without a limit to how much one poll of the test may take.
+        // Unconstrained, so that tokio's budget does not limit how much one poll of the test takes.
         let item = tokio::task::unconstrained(self.stream.next()).now_or_never()?;
         let delivery = item.unwrap().into_delivery().expect("nothing else comes from the ring");
         self.known.insert(delivery.notification().name.clone(), delivery.sequence());
@@ -79,8 +79,8 @@ impl Slow {
     }
 }
 
-/// Bug: a slow subscriber was given each row that the ring had: 31,323 of 1,000 databases. Fix: one for which more than a page waits takes
-/// each database in its newest row.
+/// Bug: a slow subscriber got each row that the ring had: 31,323 rows of 1,000 databases. Fix: a subscriber with a backlog of more than a
+/// page gets only the newest row of each database.
 #[tokio::test]
 async fn at_most_a_page_more_than_the_databases_waits_for_a_slow_subscriber() {
     const QUARTERS: usize = 4;
@@ -97,7 +97,7 @@ async fn at_most_a_page_more_than_the_databases_waits_for_a_slow_subscriber() {
         stream: tail.dispatcher.subscribe(filter.clone()).stream(),
         known: BTreeMap::new(),
     };
-    // One of each filter, for each quarter after which it takes all that waits.
+    // There is one subscriber for each filter, and for each quarter after which it takes its whole backlog.
     let mut slow: Vec<Vec<_>> = (0..QUARTERS).map(|_| filters.iter().map(subscribe).collect()).collect();
     let turns = UPDATES / DATABASES;
     for turn in 1..=turns {
@@ -121,7 +121,7 @@ async fn at_most_a_page_more_than_the_databases_waits_for_a_slow_subscriber() {
     }
 }
 
-/// A deletion whose tombstone the janitor has dropped is shown by no later row: rows that wait are coalesced around it.
+/// No later row shows a deletion whose tombstone the janitor has dropped: waiting rows are coalesced around it.
 #[tokio::test]
 async fn no_deletion_is_lost_when_rows_are_coalesced() {
     let mut random = dice();
@@ -132,7 +132,7 @@ async fn no_deletion_is_lost_when_rows_are_coalesced() {
         let stream = tail.dispatcher.subscribe(filter).stream();
         (Slow { stream, known: BTreeMap::new() }, BTreeMap::<String, Vec<Sequence>>::new())
     });
-    // Of each database: its instance, and its deletion if it does not live.
+    // For each database: its instance, and its deletion if it does not exist.
     let mut databases = [(1, None); 5];
     for _ in 0..5_000 {
         let (place, at) = (random.usize(..databases.len()), tail.after(1));

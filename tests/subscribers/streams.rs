@@ -95,7 +95,7 @@ async fn options_out_of_their_limits_are_typed_errors() {
         good().page_rows_max(10_001),
         good().poll_interval(Duration::ZERO),
         good().catch_ups_max(0),
-        // More than a semaphore allows, which would panic.
+        // This is more than a semaphore allows, which would panic.
         good().catch_ups_max(usize::MAX),
     ] {
         let refused = bus.dispatcher(bad.clone()).await;
@@ -103,9 +103,9 @@ async fn options_out_of_their_limits_are_typed_errors() {
     }
 }
 
-/// A subscriber's cursor is a position up to which it knows everything. Regression: each delivered row moved it, though
-/// rows before the next one's may have been left out because newer ones had replaced them. So a subscriber from the start got, of all
-/// databases but the first, only the news of their last row.
+/// A subscriber's cursor is a position up to which it knows everything. Regression: each delivered row moved it, although rows before the
+/// next one may have been left out because newer ones had replaced them. So for all databases but the first, a subscriber from the start
+/// got only the news of their last row.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_from_the_start_gets_everything_of_every_database() {
     for (page_rows_max, filter) in [
@@ -150,7 +150,7 @@ async fn a_subscriber_from_a_sequence_gets_what_came_after_it() {
         node.event(&db("d", 1), EventKind::DdocUpdated).await;
         node.event(&db("d", 1), EventKind::Updated).await;
         let mut subscription = node.dispatcher.subscribe(filter).since(Start::from(known)).stream();
-        // A subscriber that follows the ring gets both rows, a subscriber of the name the newest.
+        // A subscriber that follows the ring gets both rows; a subscriber of the name gets the newest.
         let deliveries = drain(&mut subscription).await;
         let delivered: BTreeSet<_> = deliveries.iter().flat_map(kinds).collect();
         assert_eq!(delivered, [EventKind::Updated, EventKind::DdocUpdated].into());
@@ -175,13 +175,13 @@ async fn a_subscriber_from_now_gets_nothing_old() {
     }
 }
 
-/// A reader at the very start knows no database, so an earlier instance is not reported as gone. Regression: that held for
-/// all pages that it read from there, so the deletion of a database that it had met on the first page was not delivered.
+/// A reader at the very start knows no database, so an earlier instance is not reported as gone. Regression: this applied to all pages that
+/// it read from there, so the deletion of a database that it had seen on the first page was not delivered.
 #[tokio::test(start_paused = true)]
 async fn a_database_that_is_replaced_between_two_first_pages_is_delivered_as_deleted() {
     let options = DispatcherOptions::default().page_rows_max(1);
     let node = SubscriberFixture::with(options).await;
-    // Enough for two rows in a shard.
+    // These are enough for two rows in one shard.
     let all = ["a", "b", "c", "d", "e", "f", "g", "h"];
     node.events(&all, EventKind::Created).await;
     let start = Cursor::BEGINNING;
@@ -212,7 +212,7 @@ async fn a_subscriber_can_start_again_from_where_it_knew_everything() {
 
 #[tokio::test(start_paused = true)]
 async fn a_row_has_all_that_was_missed_before_it() {
-    // The ring holds the last row only.
+    // The ring holds only the last row.
     let node = SubscriberFixture::with(ring(1)).await;
     let mut subscription = node.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let (old, new) = (db("a", 1), db("a", 2));
@@ -284,8 +284,7 @@ async fn a_subscriber_that_skips_is_informed_of_skipped_rows() {
     assert_eq!(rest, expected, "what was not skipped is delivered");
 }
 
-/// Regression: what the tail read while nothing happened took up the ring too, and a subscriber that had received everything got
-/// `Lagged`.
+/// Regression: what the tail read while nothing happened also filled the ring, and a subscriber that had received everything got `Lagged`.
 #[tokio::test(start_paused = true)]
 async fn nobody_falls_behind_while_nothing_happens() {
     let node = SubscriberFixture::with(ring(4)).await;
@@ -408,7 +407,7 @@ async fn a_shutdown_ends_streams() {
         .map(|filter| node.dispatcher.subscribe(filter).stream())
         .collect();
     node.event(&db("a", 1), EventKind::Created).await;
-    // One that waits already, and one that does not.
+    // This subscription is already waiting, unlike the others.
     let mut waiting = node.dispatcher.subscribe(Filter::name("b").unwrap()).stream();
     let waits = tokio::spawn(async move { waiting.next().await.is_none() });
     tokio::task::yield_now().await;
@@ -420,7 +419,7 @@ async fn a_shutdown_ends_streams() {
     assert!(within("the end", waits).await.unwrap());
 }
 
-/// Regression: a subscription to exact names that was begun before the shutdown and made after it never ended.
+/// Regression: a subscription to exact names that was begun before the shutdown and completed after it never ended.
 #[tokio::test(start_paused = true)]
 async fn a_subscription_that_is_made_after_the_shutdown_ends() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
@@ -439,7 +438,7 @@ async fn with_a_row(store: &Store, bus: &Bus) -> Notifier {
     notifier
 }
 
-/// Regression: a subscriber of exact names whose first read of the feed had failed never read again.
+/// Regression: a subscriber of exact names whose first read of the feed failed never read again.
 #[tokio::test(start_paused = true)]
 async fn a_failed_read_is_reported_and_tried_again() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
@@ -459,7 +458,7 @@ async fn a_failed_read_is_reported_and_tried_again() {
     }
 }
 
-/// Regression: the task of a read that had panicked was polled again after its end, so the subscriber panicked again and again.
+/// Regression: the task of a read that had panicked was polled again after its end, so the subscriber kept panicking.
 #[tokio::test(start_paused = true)]
 async fn a_read_that_panics_is_reported_and_tried_again() {
     let store = Store::memory();
@@ -477,7 +476,7 @@ async fn a_read_that_panics_is_reported_and_tried_again() {
     assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Created]);
 }
 
-/// Regression: the task of a callback tried again at once and forever.
+/// Regression: the task of a callback retried at once and forever.
 #[tokio::test(start_paused = true)]
 async fn a_callback_pauses_while_reads_fail() {
     let store = Store::memory();
@@ -488,7 +487,7 @@ async fn a_callback_pauses_while_reads_fail() {
     let mut failures = 0;
     faults.plan_reads(move |_| {
         failures += 1;
-        // So that the test ends even if the callback never pauses.
+        // The limit makes the test end even if the callback never pauses.
         (failures < 10_000).then_some(StoreError::IO_ERROR)
     });
     let count_of_calls = Arc::new(AtomicUsize::new(0));
@@ -529,7 +528,7 @@ async fn a_start_ahead_of_the_store_is_a_typed_error() {
     }
 }
 
-/// A subscriber can know more than the tail has read: what it knows is not delivered again, and later rows are.
+/// A subscriber can know more than the tail has read: what it knows is not delivered again, but later rows are.
 #[tokio::test(start_paused = true)]
 async fn a_start_ahead_of_the_tail_is_fine() {
     let options = DispatcherOptions::default().poll_interval(NEVER);
@@ -547,14 +546,14 @@ async fn a_start_ahead_of_the_tail_is_fine() {
         assert!(ready(&mut subscription).is_empty());
         record(&store, &folding, &db("a", 1), [0, 0, 1, 0]).await;
         until("the fold", async || folding.stats().folded.updated % 2 == 0).await;
-        // Only its poll wakes the tail.
+        // The tail is only woken by its poll.
         let delivery = tokio::time::timeout(2 * NEVER, subscription.next()).await.unwrap();
         assert!(delivery.unwrap().into_delivery().unwrap().sequence() > known);
         assert!(ready(&mut subscription).is_empty());
     }
 }
 
-/// Two processes: one folds, the other dispatches.
+/// Starts two processes: one folds, the other dispatches.
 async fn apart(options: DispatcherOptions) -> (Faults, Bus, Notifier, Bus, Dispatcher) {
     let store = Store::memory();
     let faults = Faults::new(&store);
@@ -611,7 +610,7 @@ async fn an_idle_tail_only_polls() {
     assert!(after.reads - before.reads < 1_500, "{before:?} {after:?}");
 }
 
-/// The tail survives a feed that cannot be read for a while.
+/// The tail survives a period in which the feed cannot be read.
 #[tokio::test(start_paused = true)]
 async fn the_tail_goes_on_after_reads_have_failed() {
     let (faults, folding, _notifier, _dispatching, dispatcher) = apart(DispatcherOptions::default()).await;
@@ -624,8 +623,8 @@ async fn the_tail_goes_on_after_reads_have_failed() {
     assert_eq!(next(&mut subscription).await.notification().name.as_str(), "a");
 }
 
-/// One process on real threads, without a poll that could repair a lost wake-up: from the commit over the fold and the tail to
-/// the subscriber.
+/// One process on real threads, without a poll that could repair a lost wake-up: from the commit through the fold and the tail to the
+/// subscriber.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_wake_up_is_lost_within_a_process() {
     let store = Store::memory();
@@ -636,7 +635,7 @@ async fn no_wake_up_is_lost_within_a_process() {
     receive_all(&store, &bus, &dispatcher).await;
 }
 
-/// The same with the producer, the notifier and the dispatcher in three processes: over doorbells and watches.
+/// The same with the producer, the notifier and the dispatcher in three processes, which use doorbells and watches.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_wake_up_is_lost_between_processes() {
     let store = Store::memory();
@@ -649,7 +648,7 @@ async fn no_wake_up_is_lost_between_processes() {
     receive_all(&store, &producing, &dispatcher).await;
 }
 
-/// Records events, now with pauses and now without, and waits for each last one.
+/// Records events, sometimes with pauses and sometimes without, and waits for the last event of each run.
 async fn receive_all(store: &Store, bus: &Bus, dispatcher: &Dispatcher) {
     let mut random = common::dice();
     let mut all = dispatcher.subscribe(Filter::all()).stream();
@@ -672,8 +671,8 @@ async fn receive_all(store: &Store, bus: &Bus, dispatcher: &Dispatcher) {
     }
 }
 
-/// A subscription at a sequence races with the tail that is just publishing the rows after it. On real threads: subscriptions
-/// are made without a pause until the tail has passed.
+/// A subscription at a sequence races with the tail, which is just publishing the rows after it. On real threads: subscriptions are made
+/// without a pause until the tail has passed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_comes_while_a_subscription_is_made_is_delivered() {
     let node = SubscriberFixture::with(DispatcherOptions::default()).await;

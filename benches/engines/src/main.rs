@@ -1,12 +1,12 @@
-//! The embedded engine beside the roots of an `imbl::OrdMap` of `Bytes`: what each keeps in memory, and how fast it commits, opens, and
-//! reads at an older version.
+//! The embedded engine compared with the roots of an `imbl::OrdMap` of `Bytes`: what each keeps in memory, and how fast it commits, opens,
+//! and reads at an older version.
 //!
-//! A database has two rows, as its row of the feed and the pointer to that: keys of 60 bytes, values of 60 bytes. A commit sets five
-//! rows at random. Commits are 100 µs apart on a clock of their own, so that 50,000 of them are as young as a transaction may be: both
-//! can read at the version of each. The map keeps a root for each of them, and nothing else: it decides no conflicts, has no transactions
-//! and fires no watches. So its commits are a bound, and its memory is what persistent maps of rows cost.
+//! A database has two rows, like its row in the feed and the pointer to that row: keys of 60 bytes, values of 60 bytes. A commit sets five
+//! random rows. Commits are 100 µs apart on their own clock, so that 50,000 of them are younger than the maximum age of a transaction: both
+//! engines can read at the version of each. The map keeps a root for each version and nothing else: it detects no conflicts, has no
+//! transactions and fires no watches. So its commits are an upper bound, and its memory is what persistent maps of rows cost.
 //!
-//! It prints a line; run it once for each engine and size, since memory is that of the process.
+//! It prints one line. Run it once for each engine and size, because memory is measured for the whole process.
 //!
 //! On two cores (AMD EPYC), 2026-11-27:
 //!
@@ -17,7 +17,7 @@
 //! | 1,000,000 | imbl | 488 B | 1,235 MB | 22 k | 0.48 to 0.74 s | 4 µs |
 //! | 1,000,000 | notibus | 464 B | 48 MB | 117 to 135 k | 0.43 s | 223 ms |
 //!
-//! An older version is rebuilt for the first read of a transaction; its further reads cost as much as any.
+//! An older version is rebuilt for the first read of a transaction; further reads cost as much as any others.
 
 use std::{
     collections::VecDeque,
@@ -40,10 +40,10 @@ use tokio::runtime::Runtime;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How far apart commits are, in microseconds of their own clock.
+/// The time between commits, in microseconds of their own clock.
 const STEP_US: u64 = 100;
 
-/// The time for which an old version stays readable, in microseconds of that clock.
+/// How long an old version remains readable, in microseconds of that clock.
 const LIFETIME_US: u64 = 5_000_000;
 
 /// The number of rows that a commit sets.
@@ -58,7 +58,7 @@ const LOAD: u64 = 1_000;
 /// The number of older versions that are read.
 const OLD_READS: u64 = 40;
 
-/// The key of row `n`, spread over the key space of its kind.
+/// Returns the key of row `n`, spread over the key space of its kind.
 fn key(n: u64) -> [u8; 60] {
     let mut key = [b'k'; 60];
     key[10] = b'0' + (n % 2) as u8;
@@ -72,13 +72,13 @@ fn value(n: u64) -> [u8; 60] {
     value
 }
 
-/// The rows that commit `n` sets, of `rows`.
+/// Chooses the rows, out of `rows`, that commit `n` sets.
 fn chosen(n: u64, rows: u64) -> impl Iterator<Item = u64> {
     (0..MUTATIONS)
         .map(move |m| (n * MUTATIONS + m).wrapping_mul(0xd134_2543_de82_ef95).rotate_left(29) % rows)
 }
 
-/// The bytes that the process holds.
+/// Returns the resident memory of the process, in bytes.
 fn resident() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap();
     pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4_096
@@ -87,7 +87,7 @@ fn resident() -> u64 {
 /// What was measured.
 #[derive(Default)]
 struct Figures {
-    /// The bytes of the rows alone, and with all that the last 5 s need.
+    /// The bytes of the rows alone, and with everything that the last 5 s need.
     rows: u64,
     with_versions: u64,
     commits: Duration,
@@ -116,7 +116,7 @@ fn main() {
     );
 }
 
-/// The map of rows at a version.
+/// A map of rows at one version.
 type Map = OrdMap<Bytes, Bytes>;
 
 fn imbl(rows: u64, folder: &Path) -> Figures {
@@ -147,7 +147,7 @@ fn imbl(rows: u64, folder: &Path) -> Figures {
         black_box(roots[place].1.get(&key(n)[..]));
     }
     figures.old_reads = started.elapsed();
-    // The rows in order, as in a snapshot.
+    // The rows are written in order, as in a snapshot.
     let file = folder.join("rows");
     let bytes: Vec<u8> = map.iter().flat_map(|(key, value)| [key.clone(), value.clone()].concat()).collect();
     fs::write(&file, bytes).unwrap();
@@ -163,7 +163,7 @@ fn imbl(rows: u64, folder: &Path) -> Figures {
     figures
 }
 
-/// A clock that moves by a step with each commit.
+/// A clock that advances by one step with each commit.
 struct Clock(Arc<AtomicU64>);
 
 impl Environment for Clock {
@@ -202,7 +202,7 @@ fn notibus(rows: u64, folder: &Path) -> Figures {
         }
     };
     load(&store, LIFETIME_US + 1);
-    // The last group is forgotten with the next commit.
+    // The last group of commits is forgotten with the next commit.
     runtime.block_on(set(&store, 0..1, value));
     time.fetch_add(LIFETIME_US + 1, Ordering::Relaxed);
     runtime.block_on(set(&store, 0..1, value));
@@ -229,14 +229,14 @@ fn notibus(rows: u64, folder: &Path) -> Figures {
     figures
 }
 
-/// Measures how long it takes to open the folder that `load` has filled, after a snapshot.
+/// Measures how long it takes to open a folder that `load` has filled, after a snapshot.
 fn opening(runtime: &Runtime, folder: &Path, load: impl Fn(&Store)) -> Duration {
     let (filled, copy) = (folder.join("filled"), folder.join("copy"));
     let store = Store::open_dir(&filled).unwrap();
     load(&store);
     runtime.block_on(set(&store, 0..1, value));
     drop(store);
-    // A copy is a snapshot alone.
+    // A copy consists of a snapshot alone.
     Store::backup_dir(&filled, &copy).unwrap();
     let started = Instant::now();
     black_box(Store::open_dir(&copy).unwrap());

@@ -26,13 +26,13 @@ fn parse(body: &[u8]) -> Result<Value, Problem> {
     serde_json::from_slice(body).map_err(|_| Problem::BadRequest("invalid UTF-8 JSON".to_owned()))
 }
 
-/// Writes a document, whose id may be left to the server.
+/// Writes a document. The server chooses the id if the document has none.
 pub async fn add(State(couch): Shared, path: PathSegments, body: Bytes) -> Answer {
     let edit = edit_of(parse(&body)?)?;
     Ok(answer(StatusCode::CREATED, &edit, couch.edit(&database(&path)?, &edit).await?))
 }
 
-/// The newest revision of a document.
+/// Returns the newest revision of a document.
 pub async fn read(State(couch): Shared, path: PathSegments, params: Params) -> Answer {
     let found = couch.document(&database(&path)?, &document(&path)?).await?;
     let document = found.ok_or(Problem::Missing("missing".into()))?;
@@ -88,7 +88,7 @@ pub async fn bulk(State(couch): Shared, path: PathSegments, body: Bytes) -> Answ
     Ok((StatusCode::CREATED, Json(rows)).into_response())
 }
 
-/// The documents with the `keys` of the body, or the living ones between `startkey` and `endkey`.
+/// Lists the documents whose ids are in `keys` of the body, or those between `startkey` and `endkey` that are not deleted.
 pub async fn list(State(couch): Shared, path: PathSegments, params: Params, body: Bytes) -> Answer {
     let name = database(&path)?;
     let with_docs = params.get("include_docs").is_some_and(|value| value == "true");
@@ -111,7 +111,7 @@ pub async fn list(State(couch): Shared, path: PathSegments, params: Params, body
     Ok(Json(json!({ "total_rows": total, "offset": null, "rows": rows })).into_response())
 }
 
-/// Parses a parameter that is a key in JSON, and has one of two names.
+/// Parses a parameter that is a JSON key and has one of two names.
 fn key(params: &Params, names: [&str; 2]) -> Result<Option<String>, Problem> {
     let text = names.iter().find_map(|name| params.get(*name));
     text.map(|text| serde_json::from_str(text).map_err(bad)).transpose()
@@ -131,26 +131,26 @@ fn row(document: &Document, with_docs: bool) -> Result<Value, Problem> {
     Ok(row)
 }
 
-/// Parses an edit, whose id may be left to the server.
+/// Parses an edit. The server chooses the id if the document has none.
 fn edit_of(doc: Value) -> Result<Edit, Problem> {
     let id = if doc["_id"].is_null() { Some(notibus::DbInstance::new().to_string()) } else { None };
     Edit::from_json(doc, id.as_deref())
 }
 
-/// The answer to a successful edit.
+/// Makes the answer to a successful edit.
 fn answer(status: StatusCode, edit: &Edit, rev: Revision) -> Response {
     let tag = [(header::ETAG, format!("\"{rev}\""))];
     (status, tag, Json(json!({ "ok": true, "id": edit.id, "rev": rev }))).into_response()
 }
 
-/// The revision that a request names.
+/// Parses the revision that a request names.
 fn based_on(params: &Params, headers: &HeaderMap) -> Result<Option<Revision>, Problem> {
     let header = headers.get(header::IF_MATCH).and_then(|value| value.to_str().ok());
     let text = params.get("rev").map(String::as_str).or(header);
     text.map(|text| revision(text.trim_matches('"'))).transpose()
 }
 
-/// Parses the document id of a path.
+/// Parses the document id in a path.
 fn document(path: &PathSegments) -> Result<DocId, Problem> {
     match path.get("design") {
         Some(name) => doc_id(&format!("_design/{name}")),
@@ -158,7 +158,7 @@ fn document(path: &PathSegments) -> Result<DocId, Problem> {
     }
 }
 
-/// Wraps an invalid parameter.
+/// Converts the error for an invalid parameter.
 fn bad(error: impl Display) -> Problem {
     Problem::BadRequest(error.to_string())
 }

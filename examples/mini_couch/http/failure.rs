@@ -1,4 +1,4 @@
-//! Answers to failed requests, as CouchDB gives them.
+//! Answers to failed requests, in CouchDB's format.
 
 use axum::{
     Json,
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::super::problem::Problem;
 
 impl Problem {
-    /// CouchDB's answer: a status, an error and a reason.
+    /// Returns CouchDB's answer: a status, an error and a reason.
     pub fn as_answer(&self) -> (StatusCode, &str, String) {
         let answer = |status, error, reason: &str| (status, error, reason.to_owned());
         match self {
@@ -52,7 +52,7 @@ impl IntoResponse for Problem {
     }
 }
 
-/// Turns axum's own refusals of a path, a method or a body into answers like all other problems.
+/// Gives axum's own refusals of a path, a method or a body the same format as all other problems.
 pub async fn as_problem(response: Response) -> Response {
     let (parts, body) = response.into_parts();
     let is_json = parts.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");

@@ -1,4 +1,4 @@
-//! The layer over HTTP, with CouchDB's protocol. The library provides the feeds.
+//! The layer over HTTP, with CouchDB's protocol. The feeds come from the library.
 
 mod documents;
 mod failure;
@@ -21,19 +21,19 @@ use super::{
     problem::Problem,
 };
 
-/// The most bytes of a body.
+/// The maximum size of a request body, in bytes.
 pub const BODY_LEN_MAX: usize = 16 << 20;
 
-/// State of the handlers.
+/// The state of the handlers.
 type Shared = State<Arc<Couch>>;
 
-/// The parameters of a path: `db`, and `id` or `design`.
+/// The parameters in a path: `db`, and `id` or `design`.
 type PathSegments = Path<HashMap<String, String>>;
 
 /// The result of a handler.
 type Answer = Result<Response, Problem>;
 
-/// The routes of the layer. A database may be followed by a slash.
+/// Makes the routes of the layer. The path of a database may end with a slash.
 pub fn router(couch: Arc<Couch>) -> Router {
     let database = get(info).put(create).delete(remove).post(documents::add);
     let document = get(documents::read).put(documents::write).delete(documents::erase);
@@ -50,16 +50,16 @@ pub fn router(couch: Arc<Couch>) -> Router {
         .with_state(couch)
 }
 
-/// Adds what all routes share: answers to unknown paths, limits of bodies, compression, and problems as answers.
+/// Adds what all routes share: answers for unknown paths, limits on bodies, compression, and answers for problems.
 pub fn finished(api: &Api, router: Router) -> Router {
     let router = router.fallback(async || Problem::Missing("missing".into()).into_response());
     let router = api.inflated(router).layer(DefaultBodyLimit::max(BODY_LEN_MAX));
-    // Applied around the whole router, because only it knows the methods of a path.
+    // This wraps the whole router, because only the router knows which methods a path has.
     Router::new().fallback_service(router).layer(map_response(failure::as_problem))
 }
 
 async fn welcome() -> Json<Value> {
-    // The version of CouchDB's interface.
+    // The version of CouchDB whose interface this is.
     Json(json!({ "couchdb": "Welcome", "version": "3.0.0", "vendor": { "name": "mini_couch" } }))
 }
 
@@ -93,7 +93,7 @@ async fn remove(State(couch): Shared, path: PathSegments) -> Answer {
     Ok(Json(json!({ "ok": true })).into_response())
 }
 
-/// Parses the database of a path.
+/// Parses the name of the database in a path.
 fn database(path: &PathSegments) -> Result<DbName, Problem> {
     Ok(DbName::new(&path["db"])?)
 }

@@ -1,10 +1,9 @@
 //! [`Counters`] and [`Tally`]: producers add to them, and the notifier subtracts.
 //!
-//! Five lanes of 64 bits, little-endian: created, deleted, updated, `ddoc_updated`, and how many of the last came
-//! with the id of their design document. FoundationDB's `ADD` treats the 40 bytes as one number, so a lane must never
-//! carry into its neighbour. One `ADD` brings at most 2^32 − 1 of a lane, so it takes 2^31 of them before a fold to
-//! reach the highest bit, which is never set. Subtracting means adding the two's complement of the whole number. No
-//! lane is below its subtrahend, so no borrow crosses a lane either.
+//! Five lanes of 64 bits, little-endian: created, deleted, updated, `ddoc_updated`, and how many of the last came with the id of the design
+//! document. FoundationDB's `ADD` treats the 40 bytes as one number, so a lane must never carry into its neighbour. One `ADD` adds at most
+//! 2^32 − 1 to a lane, so only 2^31 of them without a fold would reach the highest bit, which is never set. Subtracting means adding the
+//! two's complement of the whole number. No lane is below its subtrahend, so no borrow crosses a lane either.
 
 use std::ops::AddAssign;
 
@@ -12,27 +11,27 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use crate::base::error::{Error, Result};
 
-/// Bytes of the five lanes.
+/// The length of the five lanes, in bytes.
 pub const COUNTERS_LEN: usize = 40;
 
-/// How many events of each kind, in the order of the lanes.
+/// The number of events of each kind, in the order of the lanes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Counters {
     /// Databases created.
     pub created: u64,
     /// Databases deleted.
     pub deleted: u64,
-    /// Updates of a database other than of its design documents.
+    /// Updates of a database other than to its design documents.
     pub updated: u64,
     /// Updates of design documents.
     pub ddoc_updated: u64,
 }
 
 impl Counters {
-    /// No event.
+    /// No events.
     pub const ZERO: Self = Self { created: 0, deleted: 0, updated: 0, ddoc_updated: 0 };
 
-    /// The lanes in their order.
+    /// Returns the lanes in order.
     pub fn lanes(&self) -> [u64; 4] {
         [self.created, self.deleted, self.updated, self.ddoc_updated]
     }
@@ -57,10 +56,10 @@ impl AddAssign for Counters {
     }
 }
 
-/// The most events of a kind that one `ADD` may add.
+/// The maximum number of events of a kind that one `ADD` may add.
 pub const ADDED_MAX: u64 = u32::MAX as u64;
 
-/// The stored counters of a database: the events, and how many changes of design documents have an id.
+/// The stored counters of a database: the events, and how many changes to design documents came with an id.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// The events.
@@ -81,7 +80,7 @@ impl Tally {
         self.counters.ddoc_updated > self.with_id
     }
 
-    /// The operand of `ADD` that adds this; also how it is stored.
+    /// The operand of an `ADD` that adds this tally; also the stored form.
     pub fn to_bytes(&self) -> [u8; COUNTERS_LEN] {
         let Counters { created, deleted, updated, ddoc_updated } = self.counters;
         let mut bytes = [0; COUNTERS_LEN];
@@ -89,7 +88,7 @@ impl Tally {
         bytes
     }
 
-    /// The operand of `ADD` that subtracts this.
+    /// The operand of an `ADD` that subtracts this tally.
     pub fn to_negative_bytes(&self) -> [u8; COUNTERS_LEN] {
         let mut bytes = self.to_bytes();
         let mut carry = true;
@@ -101,8 +100,8 @@ impl Tally {
         bytes
     }
 
-    /// Decodes `bytes`. Fails on another length, on a lane whose highest bit is set, which means below zero, and if
-    /// more events have an id than there are events. Correct producers and folds leave none of these.
+    /// Decodes `bytes`. Fails if the length is wrong, if the highest bit of a lane is set, which means that it is below zero, or if more
+    /// changes have an id than there are. Correct producers and folds never cause any of these.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() != COUNTERS_LEN {
             return Err(Error::corrupt(
@@ -169,8 +168,8 @@ mod tests {
         assert_eq!(one.to_negative_bytes(), [0xff; COUNTERS_LEN]);
     }
 
-    /// The changes with an id once had 16 bits of the last lane. The 65,536th before a fold was lost, and a
-    /// subscriber of one design document was informed of any change.
+    /// Regression: the count of changes with an id had only 16 bits of the last lane. The 65,536th without a fold was lost, and a
+    /// subscriber to one design document got changes to all of them.
     #[test]
     fn any_number_of_changes_may_have_an_id() {
         let one = Tally { counters: Counters { ddoc_updated: 1, ..Counters::ZERO }, with_id: 1 };

@@ -1,7 +1,7 @@
 //! Bytes: the sequence, the counters, and the reader and writer of values.
 //!
-//! Everything here is pure. Keys are big-endian, so that byte order is value order; little-endian stands only in the
-//! lanes that FoundationDB's `ADD` works on.
+//! Everything here is pure. Keys are big-endian, so that byte order is value order; only the lanes that FoundationDB's `ADD` works on are
+//! little-endian.
 
 mod counters;
 mod sequence;

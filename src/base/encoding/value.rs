@@ -5,25 +5,25 @@ use byteorder::{BigEndian, ByteOrder};
 use super::{STAMP_LEN, Sequence};
 use crate::base::error::{Error, Result};
 
-/// A cursor over a stored value. Every read checks the length; [`Reader::finish`] refuses bytes that are left over.
+/// A cursor over a stored value. Every read checks the length; [`Reader::finish`] fails if bytes are left over.
 pub(crate) struct Reader<'a> {
-    /// The name of the value, for errors.
+    /// The name of the value, for error messages.
     what: &'static str,
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// A reader of `bytes`, which errors call `what`.
+    /// A reader of `bytes`. Errors call the value `what`.
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Self { what, rest: bytes }
     }
 
-    /// The error that says why the value does not decode.
+    /// Returns an error that says why the value cannot be decoded.
     pub fn corrupt(&self, reason: impl Into<String>) -> Error {
         Error::corrupt(self.what, reason)
     }
 
-    /// The next `len` bytes.
+    /// Reads the next `len` bytes.
     pub fn take(&mut self, len: usize) -> Result<&'a [u8]> {
         let (taken, rest) = self
             .rest
@@ -33,37 +33,37 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// The next byte.
+    /// Reads the next byte.
     pub fn u8(&mut self) -> Result<u8> {
         Ok(self.take(1)?[0])
     }
 
-    /// The next 2 bytes, big-endian.
+    /// Reads the next 2 bytes, big-endian.
     pub fn u16(&mut self) -> Result<u16> {
         self.take(2).map(BigEndian::read_u16)
     }
 
-    /// The next 4 bytes, big-endian.
+    /// Reads the next 4 bytes, big-endian.
     pub fn u32(&mut self) -> Result<u32> {
         self.take(4).map(BigEndian::read_u32)
     }
 
-    /// The next 8 bytes, big-endian.
+    /// Reads the next 8 bytes, big-endian.
     pub fn u64(&mut self) -> Result<u64> {
         self.take(8).map(BigEndian::read_u64)
     }
 
-    /// The next 16 bytes.
+    /// Reads the next 16 bytes.
     pub fn bytes16(&mut self) -> Result<[u8; 16]> {
         Ok(self.take(16)?.try_into().expect("16 bytes were taken"))
     }
 
-    /// The next 13 bytes as a sequence.
+    /// Reads the next 13 bytes as a sequence.
     pub fn sequence(&mut self) -> Result<Sequence> {
         Sequence::from_bytes(self.take(Sequence::MIN.as_bytes().len())?)
     }
 
-    /// A text: its length in 2 bytes, then its UTF-8.
+    /// Reads a text: its length in 2 bytes, then its UTF-8.
     pub fn text(&mut self) -> Result<&'a str> {
         let len = self.u16()?;
         let bytes = self.take(len.into())?;

@@ -1,5 +1,5 @@
-//! What works on a whole store: `notibus check` and `notibus backup` on a folder, `notibus export` and `notibus import` to move a bus to
-//! another store, and `notibus incarnation`, which shows and raises the first byte of its sequences.
+//! The commands that work on a whole store: `notibus check` and `notibus backup` for a folder, `notibus export` and `notibus import` to
+//! move a bus to another store, and `notibus incarnation`, which shows and raises the first byte of its sequences.
 
 use std::{
     fs::{self, File},
@@ -27,7 +27,7 @@ pub struct CheckArgs {
     /// The folder of a store, as DIR or dir:DIR.
     #[arg(value_parser = parse_dir)]
     dir: PathBuf,
-    /// Print for programs: a JSON object.
+    /// Print a JSON object, for programs.
     #[arg(long)]
     json: bool,
 }
@@ -35,7 +35,7 @@ pub struct CheckArgs {
 /// What to copy.
 #[derive(Debug, clap::Args)]
 pub struct BackupArgs {
-    /// The folder of a store, as DIR or dir:DIR. Another process may have it open, and go on committing.
+    /// The folder of a store, as DIR or dir:DIR. Another process may have it open, and continue to commit.
     #[arg(value_parser = parse_dir)]
     dir: PathBuf,
     /// Where the copy goes: an empty or missing folder.
@@ -43,19 +43,19 @@ pub struct BackupArgs {
     to: PathBuf,
 }
 
-/// Reads the name of a folder, which other commands write as a store. One whose name begins so is "./dir:…".
+/// Parses the name of a folder, which other commands take as the name of a store. A folder whose own name begins with "dir:" is "./dir:…".
 fn parse_dir(text: &str) -> Result<PathBuf, String> {
     match text.strip_prefix("dir:").unwrap_or(text) {
-        "" => Err("it names no folder".to_owned()),
+        "" => Err("it does not name a folder".to_owned()),
         "memory" => {
-            Err("what is in memory is in no folder; a folder of that name is \"./memory\"".to_owned())
+            Err("a store in memory has no folder; a folder with that name is \"./memory\"".to_owned())
         }
-        path if text.starts_with("fdb:") => Err(format!("{path} is a cluster, and no folder")),
+        path if text.starts_with("fdb:") => Err(format!("{path} is a cluster, not a folder")),
         path => Ok(path.into()),
     }
 }
 
-/// Says what is in a folder, and where it is damaged.
+/// Prints what is in a folder, and where it is damaged.
 pub fn check(args: &CheckArgs) -> Result<(), Failure> {
     StoreAddress::Dir(args.dir.clone()).check_exists()?;
     let report = Store::check_dir(&args.dir)?;
@@ -73,7 +73,7 @@ pub fn check(args: &CheckArgs) -> Result<(), Failure> {
         return if args.json { Ok(()) } else { terminal::line(&format!("whole: {}", readable(&report))) };
     }
     Err(Failure::BadInput(format!(
-        "{} is damaged at {} places; {}. Restore it from a copy",
+        "{} is damaged in {} places; {}. Restore it from a copy",
         args.dir.display(),
         report.damages.len(),
         readable(&report)
@@ -87,7 +87,7 @@ pub fn backup(args: &BackupArgs) -> Result<(), Failure> {
     terminal::line(&format!("copied to {}: {}", args.to.display(), readable(&report)))
 }
 
-/// Describes a folder for people.
+/// Returns a human-readable description of a folder.
 fn readable(report: &FolderReport) -> String {
     let FolderReport { rows, version, torn_len, is_open, .. } = report;
     let open = if *is_open { "; another process has it open" } else { "" };
@@ -104,7 +104,7 @@ pub struct ExportArgs {
     /// Where the bus is.
     #[command(flatten)]
     at: At,
-    /// Export although nodes live, or another process has the folder open. The export has the state of one moment.
+    /// Export even if nodes are alive, or another process has the folder open. The export has the state of one moment.
     #[arg(long)]
     while_running: bool,
 }
@@ -114,7 +114,7 @@ pub struct ExportArgs {
 pub struct ImportArgs {
     /// The file; "-" for standard input.
     file: PathBuf,
-    /// Where to import it.
+    /// Where to import the bus.
     #[command(flatten)]
     at: At,
 }
@@ -123,7 +123,7 @@ fn fail(file: &Path, error: &io::Error) -> Failure {
     Failure::BadInput(format!("{}: {error}", file.display()))
 }
 
-/// Whether standard input or output is meant.
+/// Whether `file` means standard input or output.
 fn is_standard(file: &Path) -> bool {
     file == Path::new("-")
 }
@@ -131,7 +131,7 @@ fn is_standard(file: &Path) -> bool {
 /// Writes the bus to a file, or to standard output.
 pub async fn export(args: ExportArgs, timeout: Duration) -> Result<(), Failure> {
     let At { store, prefix } = &args.at;
-    let instead = (!args.while_running).then_some("export what it has now by --while-running");
+    let instead = (!args.while_running).then_some("export its current state with --while-running");
     let db = store.open_to_read(timeout, instead).await?;
     let bus = within(timeout, "opening the bus", Bus::open_existing(&db, prefix.as_bytes())).await?;
     // No other process has the folder open, so all nodes that it lists are dead.
@@ -143,7 +143,9 @@ pub async fn export(args: ExportArgs, timeout: Duration) -> Result<(), Failure> 
         return Ok(());
     }
     let file = new_private_file(&args.file).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => fail(&args.file, &error).and("name a new file, or remove this one"),
+        io::ErrorKind::AlreadyExists => {
+            fail(&args.file, &error).and("name a new file, or remove the existing one")
+        }
         _ => fail(&args.file, &error),
     })?;
     let exported = async {
@@ -154,14 +156,14 @@ pub async fn export(args: ExportArgs, timeout: Duration) -> Result<(), Failure> 
     match exported.await {
         Ok(exported) => terminal::line(&report(&exported)),
         Err(failure) => {
-            // A partial file must not be taken for an export.
+            // A partial file must not be mistaken for an export.
             fs::remove_file(&args.file).map_err(|error| fail(&args.file, &error))?;
             Err(failure)
         }
     }
 }
 
-/// Describes what an export contains, and what not.
+/// Describes what an export contains and what it leaves out.
 fn report(exported: &Exported) -> String {
     let held = exported.held.iter().map(|(what, count)| format!("  {count} {what}\n"));
     format!(
@@ -172,7 +174,7 @@ fn report(exported: &Exported) -> String {
     )
 }
 
-/// Brings the bus of a file, or of standard input, into a store.
+/// Imports the bus in a file, or from standard input, into a store.
 pub async fn import(args: ImportArgs, timeout: Duration) -> Result<(), Failure> {
     let (store, prefix) = (&args.at.store, args.at.prefix.as_bytes());
     let path = &args.file;
@@ -182,7 +184,7 @@ pub async fn import(args: ImportArgs, timeout: Duration) -> Result<(), Failure> 
         Box::new(File::open(path).map_err(|error| fail(path, &error))?)
     };
     let mut file = BufReader::new(file);
-    // A store that is missing is not made for what is no export.
+    // If the file is not an export, no store is made for it.
     let mut begin = Vec::new();
     let len = Exported::BEGIN.len() as u64;
     file.by_ref().take(len).read_to_end(&mut begin).map_err(|error| fail(path, &error))?;
@@ -190,7 +192,7 @@ pub async fn import(args: ImportArgs, timeout: Duration) -> Result<(), Failure> 
         return Err(Failure::BadInput(format!("{} is not an export", path.display())));
     }
     let db = store.open(timeout).await?;
-    // A part of a bus cannot be opened, and the next import begins again, so nothing is removed after a failure.
+    // A partly imported bus cannot be opened, and the next import begins again, so nothing is removed after a failure.
     Bus::import(&db, prefix, &mut begin.chain(file)).await?;
     let incarnation = Bus::open_existing(&db, prefix).await?.incarnation();
     terminal::line(&format!("imported; the incarnation is {} now", incarnation.0))
@@ -200,26 +202,26 @@ const INCARNATION: &str = "/_notibus/incarnation";
 
 const RAISING: &str = "raising the incarnation";
 
-/// How long it may take to find out whether nodes live.
+/// How long it may take to find out whether nodes are alive.
 const WATCH_MAX: Duration = Duration::from_mins(1);
 
 /// What to do with the incarnation.
 #[derive(Debug, clap::Subcommand)]
 pub enum Incarnation {
-    /// Print it. It changes nothing.
+    /// Print the incarnation. Nothing is changed.
     Show(Target),
-    /// Raise it by one, after an older state of the whole store was restored: until then nothing is folded. Nodes may run, and join
-    /// again. Refused if the store is not older than its rows.
+    /// Raise the incarnation by one, after an older state of the whole store was restored: until then nothing is folded. Nodes may be
+    /// running; they join again. Refused if the store is not older than its rows.
     Raise {
         /// The bus.
         #[command(flatten)]
         target: Target,
-        /// The present incarnation: if it was raised from there already, nothing is changed.
+        /// The current incarnation: if it was already raised from this one, nothing is changed.
         #[arg(long)]
         from: u8,
-        /// Raise it although the store is later than all of its rows, because a copy was restored into a store of later versions, and no
-        /// node has run since: what readers saw of the lost time would not expire otherwise. Listed nodes are watched first, and none may
-        /// live.
+        /// Raise the incarnation although the store is later than all of its rows, because a copy was restored into a store with later
+        /// versions, and no node has run since: otherwise, what readers saw of the lost time would not expire. Listed nodes are watched
+        /// first, and none may be alive.
         #[arg(long)]
         force: bool,
     },
@@ -248,10 +250,10 @@ pub async fn incarnation(command: Incarnation, timeout: Duration) -> Result<(), 
     terminal::line(&format!("the incarnation is {}", answer["incarnation"]))
 }
 
-/// Raises the incarnation of a store on which no node lives.
+/// Raises the incarnation in a store on which no node is alive.
 async fn force(target: &Target, from: u8, timeout: Duration) -> Result<Value, Failure> {
     let Some((store, prefix)) = target.store()? else {
-        let reason = "--force is for a store on which no node runs: name it by --store";
+        let reason = "--force is for a store on which no node runs: name it with --store";
         return Err(Failure::BadInput(reason.to_owned()));
     };
     store.check_exists()?;

@@ -25,25 +25,24 @@ pub struct Args {
 enum Command {
     /// Print all consumers: what they follow, their members, and what needs attention.
     List(Target),
-    /// Print the state of a consumer, shard by shard, and what needs attention, in words.
+    /// Print the state of a consumer, shard by shard, and describe what needs attention.
     Show(Of),
-    /// Create a consumer. A program that runs it does so by itself; one that exists is left as it is.
+    /// Create a consumer. A program that runs a consumer creates it by itself; an existing consumer is left as it is.
     Create {
         /// Which consumer.
         #[command(flatten)]
         of: Of,
-        /// The feed that it follows: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its
-        /// documents.
+        /// The feed to follow: "notifications", or the instance of a database (32 hexadecimal digits), for the changes to its documents.
         #[arg(long, env = "NOTIBUS_FEED", default_value = "notifications", value_parser = parse_feed)]
         feed: String,
-        /// A glob on the names of the databases that it wants. Default: all.
+        /// A glob for the names of the wanted databases. Default: all.
         #[arg(long)]
         names: Option<String>,
-        /// Where it starts: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
+        /// Where to start: "now", "0" for all, or after a sequence of 26 hexadecimal digits.
         #[arg(long, default_value = "now", value_parser = position)]
         start: String,
-        /// Delete it after this time without a member. A janitor looks every ten minutes, and counts what it has seen, so it may
-        /// take up to twenty minutes longer. Default: never.
+        /// Delete the consumer after this time without a member. A janitor checks every ten minutes, and counts only the time that it has
+        /// seen, so deletion may take up to twenty minutes longer. Default: never.
         #[arg(long, value_parser = humantime::parse_duration)]
         expiry: Option<Duration>,
     },
@@ -52,10 +51,10 @@ enum Command {
         /// The consumer.
         #[command(flatten)]
         of: Of,
-        /// The position: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
+        /// The position: "now", "0" for all, or after a sequence of 26 hexadecimal digits.
         #[arg(long, value_parser = position)]
         to: String,
-        /// Reset even if nodes are members: they start again from there.
+        /// Reset even if nodes are members: they start again from the new position.
         #[arg(long)]
         force: bool,
         /// Whether to ask first.
@@ -80,21 +79,21 @@ enum Command {
     Resume(Of),
     /// Print how far a consumer is behind in each shard.
     Lag(Of),
-    /// Show ids whose work has failed, stalls or runs for long, or give one up.
+    /// Show ids whose work failed, stalls or runs for long, or give up one of them.
     #[command(subcommand)]
     Deferred(Deferred),
-    /// Have ids worked on again, in their newest rows: a retry, or a replay.
+    /// Have ids worked on again, with their newest rows: as a retry, or as a replay.
     Again {
         /// The consumer.
         #[command(flatten)]
         of: Of,
-        /// A glob on the names of databases, or on the ids of documents, as "tenant-7/*".
+        /// A glob for the names of databases, or for the ids of documents, such as "tenant-7/*".
         #[arg(long, default_value = "*")]
         filter: String,
-        /// Only ids that are deferred: try them at once, whatever their pauses.
+        /// Only deferred ids: try them at once, whatever their pauses.
         #[arg(long)]
         deferred: bool,
-        /// Without asking, if all ids are meant.
+        /// Whether to ask first, if all ids are meant.
         #[command(flatten)]
         confirm: Confirm,
     },
@@ -103,9 +102,9 @@ enum Command {
 /// What can be done with deferred ids.
 #[derive(Debug, Subcommand)]
 enum Deferred {
-    /// Print them, with their errors, and when they are tried again.
+    /// Print deferred ids, with their errors, and when they are tried again.
     List(Of),
-    /// Give up the work on one: its rows up to now are not worked on, later ones are.
+    /// Give up the work on one id: its rows up to now are skipped, later ones are worked on.
     Discard {
         /// The consumer.
         #[command(flatten)]
@@ -122,7 +121,7 @@ enum Deferred {
 /// Which consumer.
 #[derive(Debug, clap::Args)]
 struct Of {
-    /// Its name.
+    /// The name of the consumer.
     #[arg(value_parser = parse_name)]
     consumer: String,
     /// Where the bus is.
@@ -131,7 +130,7 @@ struct Of {
 }
 
 impl Of {
-    /// The path of what is at `place` below the consumer.
+    /// The path of `place` below the consumer.
     fn path(&self, place: &str) -> String {
         format!("/_notibus/consumers/{}{place}", encoded(&self.consumer))
     }
@@ -140,7 +139,7 @@ impl Of {
         self.target.open(Intent::Reads, timeout).await?.get(&self.path("")).await
     }
 
-    /// Posts `body` to `path`; `what` is the work. Prints an object, or what `said` makes of the answer.
+    /// Posts `body` to `path`; `what` names the work. Prints the answer as an object, or the text that `said` makes of it.
     async fn post(
         &self,
         (what, path, body): (&str, &str, &Value),
@@ -152,9 +151,9 @@ impl Of {
     }
 }
 
-/// The text of a position, which is checked before anything is asked or sent.
+/// Checks the text of a position, before the command asks or sends anything.
 fn position(text: &str) -> Result<String, String> {
-    let accepted = "say \"now\", \"0\" for all, or a sequence of 26 hexadecimal digits, to start behind it";
+    let accepted = "say \"now\", \"0\" for all, or a sequence of 26 hexadecimal digits, to start after it";
     text.parse::<Start>().map(|_| text.to_owned()).map_err(|error| format!("{error}: {accepted}"))
 }
 
@@ -225,7 +224,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     of.post((what, &of.path(place), &body), timeout, |_| said).await
 }
 
-/// Prints a consumer, a line for each shard, and what needs attention.
+/// Prints a consumer, one line for each shard, and what needs attention.
 async fn show(of: &Of, timeout: Duration) -> Result<(), Failure> {
     let shown = of.get(timeout).await?;
     if of.target.json {
@@ -233,7 +232,7 @@ async fn show(of: &Of, timeout: Duration) -> Result<(), Failure> {
     }
     let consumer = &shown["consumer"];
     let expiry = consumer["expiry_ms"].as_u64();
-    // A consumer begins with generation 1.
+    // The first generation of a consumer is 1.
     let resets = consumer["generation"].as_u64().unwrap_or(1) - 1;
     let lines = [
         format!("consumer       {}", text(&consumer["name"])),
@@ -260,7 +259,7 @@ async fn show(of: &Of, timeout: Duration) -> Result<(), Failure> {
     terminal::line(&format!("\nneeds attention:{}", troubles.collect::<String>()))
 }
 
-/// A consumer, for people.
+/// The cells of a table row that shows a consumer.
 fn consumer_cells(consumer: &Value) -> Vec<String> {
     vec![
         text(&consumer["name"]),
@@ -272,14 +271,14 @@ fn consumer_cells(consumer: &Value) -> Vec<String> {
     ]
 }
 
-/// Which feed a consumer follows.
+/// Returns which feed a consumer follows.
 pub fn feed_of(consumer: &Value) -> String {
     consumer["instance"]
         .as_str()
         .map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"))
 }
 
-/// The state of a consumer in a word or two; `show` says more.
+/// Returns the state of a consumer in a word or two; `show` says more.
 pub fn state(consumer: &Value) -> String {
     let has_members = !items(&consumer["members"]).is_empty();
     let states = [
@@ -298,7 +297,7 @@ fn lag_cells(lag: &Value) -> Vec<String> {
     vec![text(&lag["shard"]), format!("{}{more}", text(&lag["rows"])), duration(&lag["age_ms"])]
 }
 
-/// A deferred id, for people.
+/// The cells of a table row that shows a deferred id.
 fn deferred_cells(it: &Value) -> Vec<String> {
     let [id, shard, attempts] = ["id", "shard", "attempts"].map(|name| text(&it[name]));
     let error = if it["is_again"] == true && it["error"] == "" {

@@ -26,27 +26,27 @@ use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::Subsc
 
 use self::terminal::Failure;
 
-/// All rows are in memory in separate allocations, and with millions of them the system's allocator is slow. A
-/// program that embeds the library chooses its own allocator.
+/// All rows are in memory, each in its own allocation, and the system's allocator is slow with millions of them. A program that embeds the
+/// library chooses its own allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const AFTER_HELP: &str = "\
 Exit codes:
-  0  success; also if the reader of the output has gone, as `head` does
+  0  success; also if the reader of the output has gone away, as `head` does
   1  the work failed, or may succeed later
   2  an argument or the input is wrong, or the store is damaged: trying again does not help
-  3  the disk of the store is full or has failed
+  3  the disk of the store is full or failed
 
-Options can also be given by the environment where --help shows a variable. The command line wins.
-NOTIBUS_AUTH has the credentials for --url: a secret, or \"name:secret\". RUST_LOG says what is logged on standard error, as \"info\" or
-\"notibus=debug\".";
+Options can also be set in the environment where --help shows a variable. The command line takes precedence.
+NOTIBUS_AUTH has the credentials for --url: a secret, or \"name:secret\". RUST_LOG says what is logged on standard error, such as \"info\"
+or \"notibus=debug\".";
 
 /// A transactional notification bus for database-level events.
 #[derive(Debug, Parser)]
 #[command(name = "notibus", version, about, after_help = AFTER_HELP)]
 struct Cli {
-    /// How long to wait for an answer of the store or the node; of `serve`, the most time that stopping takes.
+    /// How long to wait for an answer from the store or the node; for `serve`, the longest time that stopping may take.
     #[arg(
         long,
         global = true,
@@ -55,7 +55,7 @@ struct Cli {
         value_parser = humantime::parse_duration
     )]
     timeout: Duration,
-    /// Log more on standard error: -v, -vv or -vvv. `RUST_LOG` wins over it.
+    /// Log more on standard error: -v, -vv or -vvv. `RUST_LOG` takes precedence.
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
     /// The subcommand.
@@ -77,26 +77,26 @@ enum Command {
     /// Show or change the shards of a feed.
     #[command(subcommand)]
     Topology(topology::Command),
-    /// Print the rows of the feed of notifications, one for each database, in order.
+    /// Print the rows of the notification feed, one for each database, in order.
     Tail(tail::Args),
-    /// Record events of databases, for layers that do not record in their own transactions, and for trials.
+    /// Record events of databases, for layers that do not record them in their own transactions, and for trying things out.
     Record(record::Args),
     /// Write a bus to a file, to be imported into another store. First stop everything that writes to the bus, for good.
     Export(backup::ExportArgs),
-    /// Import the bus of a file into a store. Positions of readers stay valid.
+    /// Import the bus in a file into a store. Positions of readers stay valid.
     Import(backup::ImportArgs),
-    /// Search the folder of a store for damage, and print where it is. Nothing is changed.
+    /// Check the folder of a store for damage, and print where it is. Nothing is changed.
     Check(backup::CheckArgs),
     /// Copy the folder of a store, even while another process commits to it.
     Backup(backup::BackupArgs),
     /// Show or raise the incarnation of a bus whose whole store was moved.
     #[command(subcommand)]
     Incarnation(backup::Incarnation),
-    /// Make a random secret, and its line for the credentials file or variable of `serve`.
+    /// Make a random secret, and its line for the credentials file or the environment variable of `serve`.
     Credential(serve::CredentialArgs),
 }
 
-/// How long the threads of the process may take to end. The client of a cluster may hang.
+/// How long the threads of the process may take to end. The client library of a cluster may hang.
 const END_MAX: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
@@ -106,9 +106,9 @@ fn main() -> ExitCode {
     let targets = targets.unwrap_or_else(|| Targets::new().with_default(level));
     let lines = fmt::layer()
         .with_writer(std::io::stderr)
-        // They would be printed, and a line that cannot be printed there is a panic.
+        // Internal errors would be printed on standard error, and a line that cannot be printed there would cause a panic.
         .log_internal_errors(false)
-        // Programs that read the log expect no colours.
+        // Programs that read the log do not expect colours.
         .with_ansi(std::io::stderr().is_terminal());
     tracing_subscriber::registry().with(targets).with(lines).init();
     let runtime = match Runtime::new() {
@@ -122,7 +122,7 @@ fn main() -> ExitCode {
     code.into()
 }
 
-/// Prints the reason of `failure`, and returns the exit code.
+/// Prints the reason for `failure`, and returns the exit code.
 fn report(failure: &Failure) -> u8 {
     let (reason, code) = match failure {
         Failure::Failed(reason) => (reason, 1),
@@ -134,7 +134,7 @@ fn report(failure: &Failure) -> u8 {
     code
 }
 
-/// Ends the threads of the process; if that takes too long, the process without them.
+/// Ends the threads of the process. If that takes too long, ends the process without waiting for them.
 fn end(runtime: Runtime, code: u8) {
     store::close();
     let (ended, end) = channel();
@@ -149,12 +149,12 @@ fn end(runtime: Runtime, code: u8) {
     }
 }
 
-/// Ends the process without exit handlers: the client library of a cluster crashes if it is torn down while its network thread runs,
-/// and stopping that thread may be what hangs.
+/// Ends the process without running exit handlers: the client library of a cluster crashes if it is torn down while its network thread
+/// runs, and it may be the stopping of that thread that hangs.
 #[cfg(unix)]
 #[expect(unsafe_code, reason = "the standard library has no exit without handlers")]
 fn end_at_once(code: i32) -> ! {
-    // SAFETY: it does not return, touches no memory, and may be called by any thread at any time.
+    // SAFETY: `_exit` does not return, touches no memory, and may be called by any thread at any time.
     unsafe { libc::_exit(code) }
 }
 

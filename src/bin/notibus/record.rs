@@ -1,4 +1,4 @@
-//! `notibus record`: records events of databases for which no layer runs in this process.
+//! `notibus record`: records events of databases whose layer does not run in this process.
 
 use std::{
     io::{BufRead, stdin},
@@ -22,8 +22,8 @@ const LEN_PER_REQUEST: usize = 250_000;
 /// What to record.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The name of the database; or "-" to read events from standard input, one per line, as {"db":"a","type":"updated"}. Each
-    /// thousand is recorded in one transaction.
+    /// The name of the database; or "-" to read events from standard input, one per line, such as {"db":"a","type":"updated"}. Every
+    /// thousand events are recorded in one transaction.
     db: String,
     /// The event: "created", "deleted", "updated" or `ddoc_updated`.
     #[arg(default_value = "updated")]
@@ -40,17 +40,17 @@ pub struct Args {
     target: Target,
 }
 
-/// The longest key of a command: each of its transactions adds a number to it.
+/// The maximum length of the key of a command, to which each of its transactions adds a number.
 const KEY_LEN_MAX: usize = 200;
 
-/// A key, which has to fit into a header.
+/// Parses a key, which has to fit into a header.
 fn parse_key(text: &str) -> Result<String, String> {
     let is_key = (1..=KEY_LEN_MAX).contains(&text.len())
         && text.chars().all(|it| it.is_ascii_alphanumeric() || it == '-');
-    if is_key { Ok(text.to_owned()) } else { Err("a key is of letters, digits and \"-\"".to_owned()) }
+    if is_key { Ok(text.to_owned()) } else { Err("a key consists of letters, digits and \"-\"".to_owned()) }
 }
 
-/// What a command has recorded so far.
+/// Records events, and counts what the command has recorded so far.
 struct Recorder {
     opened: Opened,
     key: String,
@@ -91,7 +91,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     terminal::line(&text)
 }
 
-/// Adds the line of the first event to the failure of a request, whose answer counts events. `lines` are the lines of its events.
+/// Adds the line of the first event to the failure of a request, because the answer counts events. `lines` are the lines of the events.
 fn counted(failure: Failure, lines: &[usize]) -> Failure {
     let is_counted_so = lines.iter().copied().eq(1..=lines.len());
     match (failure, lines) {
@@ -103,8 +103,8 @@ fn counted(failure: Failure, lines: &[usize]) -> Failure {
 }
 
 impl Recorder {
-    /// Records the events of standard input. Of those before a bad line, whole requests are recorded, so that a repetition has the same
-    /// requests again.
+    /// Records the events from standard input. Of the events before a bad line, only whole requests are recorded, so that a repeated
+    /// command makes the same requests again.
     async fn record_lines(&mut self) -> Result<(), Failure> {
         let (mut events, mut lines, mut len) = (Vec::new(), Vec::new(), 0);
         for (number, line) in stdin().lock().lines().enumerate() {

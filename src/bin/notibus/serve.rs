@@ -25,13 +25,13 @@ use crate::{
     terminal::{self, Failure},
 };
 
-/// Holds credentials instead of a file.
+/// The environment variable that may have the credentials instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
 
-/// Default of the most rows of `_db_updates` that the dispatcher keeps in memory.
+/// The default for the maximum number of rows of `_db_updates` that the dispatcher keeps in memory.
 const ROWS_KEPT_MAX: usize = 16_384;
 
-/// Open files reserved for the store and the process itself, which need half as many.
+/// The number of open files reserved for the store and the process itself, which need half as many.
 const FILES_RESERVED: u64 = 40;
 
 /// How to serve.
@@ -43,40 +43,40 @@ pub struct Args {
     /// The address to listen on. An address other than loopback needs credentials.
     #[arg(long, env = "NOTIBUS_LISTEN", default_value = "127.0.0.1:5985")]
     listen: SocketAddr,
-    /// A file of credentials, with a line for each, as `notibus credential` prints them. It is read again when it changes. Without it,
-    /// the environment variable `NOTIBUS_CREDENTIALS` has them.
+    /// A file of credentials, one per line, as `notibus credential` prints them. The file is read again when it changes. Without it, the
+    /// environment variable `NOTIBUS_CREDENTIALS` may have the credentials.
     #[arg(long, env = "NOTIBUS_CREDENTIALS_FILE")]
     credentials: Option<PathBuf>,
-    /// The prefix of the bus's keys. The bus is created if there is none.
+    /// The prefix of the bus's keys. The bus is created if it does not exist.
     #[arg(long, env = "NOTIBUS_PREFIX", default_value = "notibus")]
     prefix: String,
     /// A host name, without a port, that clients may use besides `localhost` and loopback addresses; can be given more than once. Other
-    /// host names are refused then, as they always are without credentials, and so are web pages of another origin.
+    /// host names are then refused, as they always are without credentials, and so are web pages of another origin.
     #[arg(long, env = "NOTIBUS_HOST")]
     host: Vec<String>,
     /// An origin whose pages may use the API from a browser, such as `https://app.example`, or `*` for all, which needs credentials;
     /// can be given more than once.
     #[arg(long, env = "NOTIBUS_CORS_ORIGIN")]
     cors_origin: Vec<String>,
-    /// Let browsers send credentials from those pages; not with `*`.
+    /// Let browsers send credentials from the pages of `--cors-origin`; not with `*`.
     #[arg(long, env = "NOTIBUS_CORS_CREDENTIALS", requires = "cors_origin", value_parser = BoolishValueParser::new())]
     cors_credentials: bool,
-    /// The most connections at once.
+    /// The maximum number of concurrent connections.
     #[arg(long, env = "NOTIBUS_CONNECTIONS_MAX", default_value_t = ServerOptions::default().connections_max)]
     connections_max: usize,
-    /// The limit of open feeds per name.
+    /// The maximum number of open feeds per name.
     #[arg(long, env = "NOTIBUS_FEEDS_PER_NAME_MAX", default_value_t = ApiOptions::default().feeds_per_name_max)]
     feeds_per_name_max: usize,
-    /// The most rows of `_db_updates` that are kept in memory for live feeds, about 1 KB each; feeds further behind read the store.
+    /// The maximum number of rows of `_db_updates` kept in memory for live feeds, about 1 KB each; feeds further behind read the store.
     #[arg(long, env = "NOTIBUS_ROWS_KEPT_MAX", default_value_t = ROWS_KEPT_MAX)]
     rows_kept_max: usize,
-    /// The greatest and default value of the parameter `timeout`.
+    /// The maximum and default value of the parameter `timeout`.
     #[arg(long, env = "NOTIBUS_TIMEOUT_MAX", default_value = "60s", value_parser = humantime::parse_duration)]
     timeout_max: Duration,
-    /// The greatest value of the parameter `heartbeat`.
+    /// The maximum value of the parameter `heartbeat`.
     #[arg(long, env = "NOTIBUS_HEARTBEAT_MAX", default_value = "60s", value_parser = humantime::parse_duration)]
     heartbeat_max: Duration,
-    /// Drop a client after this time in which it has read nothing of what is sent (on Linux; elsewhere the proxy has to).
+    /// Drop a client that has received nothing of what was sent for this long (on Linux; elsewhere a proxy has to do this).
     #[arg(long, env = "NOTIBUS_WRITE_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
     write_timeout: Duration,
 }
@@ -123,7 +123,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     }
 }
 
-/// Runs a node until it is interrupted. If the incarnation of its bus is raised, the node opens the bus again, and goes on.
+/// Runs a node until it is interrupted. If the incarnation of its bus is raised, the node opens the bus again, and continues.
 async fn serve(
     store: &Store,
     bus: &BusOptions,
@@ -135,13 +135,13 @@ async fn serve(
     loop {
         let running = open(store, bus).await?.start(roles.clone()).await?;
         let routes = running.api(options.clone())?.routes();
-        // Clients that come while the bus is opened again wait in the queue of the first one.
+        // Clients that connect while the bus is being reopened wait in the queue of the original listener.
         let listening = listener.try_clone().and_then(TcpListener::from_std);
         let listening = listening.map_err(|error| cannot_listen(address, &error))?;
         let address = running.serve(listening, routes, limits.clone()).await?;
         if !std::mem::replace(&mut is_announced, true) {
             let mut out = io::stdout();
-            // The program that started it may not read its output any more.
+            // The program that started this process may no longer read its output.
             drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
         }
         let (bus, is_raised) = (running.bus().clone(), AtomicBool::new(false));
@@ -165,7 +165,7 @@ async fn open(store: &Store, bus: &BusOptions) -> Result<Bus, Failure> {
     }
 }
 
-/// Why it cannot listen on `address`. Another process may leave the address, and a network may still come up.
+/// Returns why the server cannot listen on `address`. Trying again may help if the address is in use, or if its network is not up yet.
 fn cannot_listen(address: SocketAddr, error: &io::Error) -> Failure {
     let reason = format!("cannot listen on {address}: {error}; --listen names another address");
     match error.kind() {
@@ -174,11 +174,11 @@ fn cannot_listen(address: SocketAddr, error: &io::Error) -> Failure {
     }
 }
 
-/// Fails if the server would refuse these options, before anything is opened.
+/// Fails before anything is opened if the server would refuse these options.
 fn check(limits: &ServerOptions, listen: SocketAddr) -> Result<(), Failure> {
     limits.check(listen).map_err(|error| match error {
         Error::Invalid { what: "address", .. } => Failure::BadInput(format!(
-            "{listen} can be reached from other machines, so credentials are needed: give a file by --credentials, or set \
+            "{listen} can be reached from other machines, so credentials are needed: give a file with --credentials, or set \
              {VARIABLE}; `notibus credential` makes them"
         )),
         Error::Invalid { what: "host", reason } => Failure::BadInput(format!("--host: {reason}")),
@@ -187,7 +187,7 @@ fn check(limits: &ServerOptions, listen: SocketAddr) -> Result<(), Failure> {
     })
 }
 
-/// The configured credentials; without any, everyone may ask.
+/// Returns the configured credentials; `None` if there are none, so that everyone may send requests.
 fn credentials(file: Option<&PathBuf>) -> Result<Option<Credentials>, Failure> {
     let bad = |place: &str, error: &dyn std::fmt::Display| Failure::BadInput(format!("{place}: {error}"));
     if let Some(file) = file {
@@ -201,10 +201,10 @@ fn credentials(file: Option<&PathBuf>) -> Result<Option<Credentials>, Failure> {
     }
 }
 
-/// Reduces `wanted` connections to the limit of open files, so that the store always has enough.
+/// Reduces `wanted` connections to what the limit of open files allows, so that the store always has enough files.
 fn connections_max(wanted: usize) -> Result<usize, Failure> {
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
-        tracing::warn!(%error, "the limit of open files could not be raised");
+        tracing::warn!(%error, "could not raise the limit of open files");
     }
     let Ok((limit, _)) = rlimit::Resource::NOFILE.get() else { return Ok(wanted) };
     let most = usize::try_from(limit.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX);
@@ -222,16 +222,16 @@ fn connections_max(wanted: usize) -> Result<usize, Failure> {
     Ok(most.min(wanted))
 }
 
-/// Whose secret to make. The line goes to standard output, and the secret to standard error: it is shown only this once.
+/// Whose secret to make. The line goes to standard output, and the secret to standard error. The secret is shown only once.
 #[derive(Debug, clap::Args)]
 pub struct CredentialArgs {
-    /// The name.
+    /// The name of the caller.
     name: String,
-    /// Their roles, separated by commas: `_admin`, `_db_updates`, `_events`, `_metrics`, or roles of a layer. Without roles and `--reads`
-    /// they may do everything.
+    /// The caller's roles, separated by commas: `_admin`, `_db_updates`, `_events`, `_metrics`, or roles of a layer. Without roles and
+    /// `--reads` the caller may do everything.
     #[arg(long, value_delimiter = ',')]
     roles: Vec<String>,
-    /// The databases whose changes they may read, separated by commas: names, or prefixes followed by `*`.
+    /// The databases whose changes the caller may read, separated by commas: names, or prefixes followed by `*`.
     #[arg(long, value_delimiter = ',')]
     reads: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! `notibus status` prints the status of a bus on one screen, and `notibus nodes` its nodes, and which of them live.
+//! `notibus status` prints the status of a bus on one screen, and `notibus nodes` prints its nodes, and which of them are alive.
 
 use std::{fmt::Write as _, io::IsTerminal, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     terminal::{self, Failure, Table, duration, items, text, time},
 };
 
-/// What the store has not answered.
+/// Printed for parts that the store did not answer.
 const UNKNOWN: &str = "unknown";
 
 /// How to print the status.
@@ -19,12 +19,12 @@ pub struct Args {
     /// The bus.
     #[command(flatten)]
     target: Target,
-    /// Print it again after each such time, until interrupted.
+    /// Print the status again each time this long has passed, until interrupted.
     #[arg(long, num_args = 0..=1, default_missing_value = "2s", value_parser = parse_pause)]
     watch: Option<Duration>,
 }
 
-/// A pause, which must not be zero: the screen would be printed as fast as the store answers.
+/// Parses a pause, which must not be zero: the screen would be printed as fast as the store answers.
 fn parse_pause(text: &str) -> Result<Duration, String> {
     let pause = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     if pause.is_zero() { Err("a pause of zero would never end".to_owned()) } else { Ok(pause) }
@@ -49,7 +49,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     }
 }
 
-/// Reads the status; of a running node also whether it is ready, and why not.
+/// Reads the status; for a running node also whether it is ready, and if not, why.
 async fn read(opened: &Opened) -> Result<Value, Failure> {
     let mut status = opened.get("/_notibus/status").await?;
     if opened.is_node() {
@@ -62,7 +62,7 @@ async fn read(opened: &Opened) -> Result<Value, Failure> {
     Ok(status)
 }
 
-/// Formats the status for people.
+/// Formats the status as human-readable text.
 fn screen(status: &Value) -> String {
     let mut out = String::new();
     let ready = match &status["ready"] {
@@ -113,7 +113,7 @@ fn screen(status: &Value) -> String {
             feed_of(consumer),
             count(&consumer["members"]).to_string(),
             if consumer["lag"].is_null() { UNKNOWN.to_owned() } else { format!("{rows}{more}") },
-            // To the second: it is read by people.
+            // A human reader needs only seconds.
             duration(&oldest.map(|ms| ms / 1_000 * 1_000).into()),
             state(consumer),
         ]);
@@ -122,18 +122,18 @@ fn screen(status: &Value) -> String {
     out
 }
 
-/// The leases of a node, in a cell.
+/// Formats the leases of a node for a cell.
 fn leases(node: &Value) -> String {
     let leases = node["leases"].as_object().into_iter().flatten();
     leases.map(|(pool, held)| format!("{pool} {held}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Number of elements of an array.
+/// The number of elements in an array.
 fn count(value: &Value) -> usize {
     items(value).len()
 }
 
-/// Formats the feed on a line.
+/// Formats the feed as one line.
 fn feed(feed: &Value, incarnation: &Value) -> String {
     if feed.is_null() {
         return UNKNOWN.to_owned();
@@ -148,7 +148,7 @@ fn feed(feed: &Value, incarnation: &Value) -> String {
     )
 }
 
-/// Formats the backlog on a line.
+/// Formats the backlog as one line.
 fn backlog(backlog: &Value) -> String {
     if backlog.is_null() {
         return UNKNOWN.to_owned();
@@ -164,10 +164,10 @@ fn backlog(backlog: &Value) -> String {
 /// How to print the nodes of a bus.
 #[derive(Debug, clap::Args)]
 pub struct NodesArgs {
-    /// Where they are.
+    /// Where the bus is.
     #[command(flatten)]
     target: Target,
-    /// How long to watch for heartbeats: longer than the longest expiry of a node (5 s by default), to find all dead ones.
+    /// How long to watch for heartbeats: longer than the longest expiry of a node (5 s by default), to find all dead nodes.
     #[arg(long, env = "NOTIBUS_WATCH", default_value = "6s", value_parser = humantime::parse_duration)]
     watch: Duration,
 }
@@ -177,11 +177,11 @@ pub async fn nodes(args: NodesArgs, timeout: Duration) -> Result<(), Failure> {
     let opened = args.target.open(Intent::Reads, timeout).await?;
     let list = async || opened.list("/_notibus/nodes?", "nodes").await;
     let mut seen = list().await?;
-    // A folder shows one moment. Its nodes are of the process that opened it last, which may have ended: its opening removed all others.
+    // A folder shows one moment, with the nodes of the process that last opened it, which may have ended: opening it removed all others.
     let is_moment = args.target.is_folder()?;
     if !is_moment && !seen.is_empty() {
         tokio::time::sleep(args.watch).await;
-        // Who answers has compared the two moments.
+        // The node or routes that answer have compared the two moments.
         seen = list().await?;
     }
     let header = ["NODE", "LIFE", "ROLES", "LEASES", "JOINED"];

@@ -1,4 +1,4 @@
-//! `--store`: which store to use, and whether it has failed.
+//! `--store`: which store to use, and whether it failed.
 
 use std::{
     fmt,
@@ -17,16 +17,16 @@ use crate::terminal::{Failure, notice};
 /// Which store to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreAddress {
-    /// In memory; gone when the process ends.
+    /// In memory, and gone when the process ends.
     Memory,
     /// In a folder.
     Dir(PathBuf),
-    /// The cluster of a cluster file.
+    /// The cluster in this cluster file.
     FoundationDb(PathBuf),
 }
 
 impl StoreAddress {
-    /// Opens the store to write to it. A cluster has to answer within `timeout`; a folder is read as long as it takes.
+    /// Opens the store to write to it. A cluster has to answer within `timeout`; a folder is read for as long as it takes.
     pub async fn open(&self, timeout: Duration) -> Result<Store> {
         let db = match self {
             Self::Memory => Store::memory(),
@@ -62,32 +62,32 @@ pub struct At {
     pub prefix: String,
 }
 
-/// The store that this process has opened to write to it.
+/// The store that this process opened to write to it.
 static OPENED: Mutex<Option<Store>> = Mutex::new(None);
 
-/// `failure`, or that the store takes no more writes if that is its cause: the commit that met the failing disk only says that it may
-/// have happened.
+/// Returns `failure`, or that the store takes no more writes if that is the cause: the error of the commit that hit the failing disk only
+/// says that the commit may have happened.
 pub fn explained(failure: Failure) -> Failure {
     let Some(error) = OPENED.lock().as_ref().and_then(Store::failure) else { return failure };
     let reason = format!(
-        "the store takes no more writes: {error}. What was acknowledged is in its folder: mend the disk, or make room, and start again"
+        "the store takes no more writes: {error}. What was acknowledged is in its folder: repair the disk, or make room, and start again"
     );
     match failure {
         Failure::BadInput(ended) | Failure::Failed(ended) if ended != error.to_string() => {
-            Failure::StoreFailed(reason).and(&format!("the command has ended with: {ended}"))
+            Failure::StoreFailed(reason).and(&format!("the command ended with: {ended}"))
         }
         _ => Failure::StoreFailed(reason),
     }
 }
 
-/// Gives the opened store up: it is closed with the last other handle.
+/// Drops this handle of the opened store, which is closed when the last other handle is dropped.
 pub fn close() {
     drop(OPENED.lock().take());
 }
 
 impl StoreAddress {
-    /// Opens the store for reading. A folder needs read permission only. If another process has it open, its rows are of the past: a
-    /// notice says so; with `instead` it fails, and says what is possible instead.
+    /// Opens the store for reading. A folder needs only read permission. If another process has it open, the rows may be out of date: a
+    /// notice says so. With `instead` this fails, and says what can be done instead.
     pub async fn open_to_read(&self, timeout: Duration, instead: Option<&str>) -> Result<Store, Failure> {
         self.check_exists()?;
         let Self::Dir(path) = self else { return Ok(self.open(timeout).await?) };
@@ -95,21 +95,21 @@ impl StoreAddress {
         match instead {
             _ if !report.is_open => {}
             None => notice(&format!(
-                "notibus: another process has {self} open: this is what it has written so far"
+                "notibus: another process has {self} open: this shows what it has written so far"
             )),
             Some(instead) => {
-                let reason = format!("{self} is open in another process: stop that, or {instead}");
+                let reason = format!("{self} is open in another process: stop that process, or {instead}");
                 return Err(Failure::Failed(reason));
             }
         }
         Ok(db)
     }
 
-    /// Fails if there is no store. For commands that only read, because opening a folder creates one.
+    /// Fails if there is no store. Commands that must not create a store call this, because opening a folder creates one.
     pub fn check_exists(&self) -> Result<(), Failure> {
         match self {
             Self::Dir(path) if !path.exists() => Err(Failure::BadInput(format!(
-                "there is no store at {}; `serve` and `import` make one",
+                "there is no store at {}; `serve` and `import` create one",
                 path.display()
             ))),
             _ => Ok(()),

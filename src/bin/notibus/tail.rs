@@ -1,4 +1,4 @@
-//! `notibus tail`: prints the rows of the feed of notifications.
+//! `notibus tail`: prints the rows of the notification feed.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use crate::{
     terminal::{self, Failure, items, text, time},
 };
 
-/// How long a request waits for a row at most: less than a command waits for an answer.
+/// The longest time that a request waits for a row: less than a command waits for an answer.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How to print a feed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where it is.
+    /// Where the bus is.
     #[command(flatten)]
     target: Target,
     /// Print rows after this: a sequence of 26 hexadecimal digits, "0" for all, or "now".
     #[arg(long, default_value = "0")]
     since: String,
-    /// Go on with future rows, until interrupted. It only reads: events appear once a notifier has folded them.
+    /// Continue with future rows, until interrupted. This only reads: events appear once a notifier has folded them.
     #[arg(long)]
     follow: bool,
 }
 
 /// Prints the rows.
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
-    // What is wrong is said before anything is opened.
+    // A malformed position is reported before anything is opened.
     let _: Start = args.since.parse()?;
     let intent = if args.follow { Intent::Follows } else { Intent::Reads };
     let opened = args.target.open(intent, timeout).await?;
@@ -41,7 +41,7 @@ async fn print(args: &Args, opened: &Opened, timeout: Duration) -> Result<(), Fa
     let (mut since, mut is_first) = (args.since.clone(), true);
     let wait = WAIT_MAX.min(timeout / 2).as_millis().max(1);
     loop {
-        // The first page is answered at once, so that "now" is when the command began.
+        // The first request does not wait for rows, so that "now" is when the command began.
         let waiting = if args.follow && !is_first { format!("&timeout={wait}") } else { String::new() };
         let path = format!("/_notibus/feeds/notifications/rows?since={}{waiting}", encoded(&since));
         let page = opened.get(&path).await?;

@@ -1,7 +1,6 @@
-//! `--store` and `--url`: where a command reads, a store or a running node.
+//! `--store` and `--url`: what a command works on, a store or a running node.
 //!
-//! Both are asked the same requests. For a store, the routes of the node answer within this process, so that a command prints the
-//! same for both.
+//! Both get the same requests. For a store, the routes of a node answer within this process, so that a command prints the same for both.
 
 use std::{error::Error, io::ErrorKind, str::FromStr, time::Duration};
 
@@ -29,13 +28,14 @@ use crate::{
     terminal::{Failure, within},
 };
 
-/// Holds a secret, or a name with its secret, for `--url`: every user of the machine can see a command line.
+/// The environment variable with a secret, or a name and its secret, for `--url`. It is not an option, because every user of the machine
+/// can see a command line.
 const VARIABLE: &str = "NOTIBUS_AUTH";
 
-/// The header that says which requests are the same one.
+/// The header that identifies repeated requests.
 const KEY_HEADER: &str = "idempotency-key";
 
-/// Where to read.
+/// Which bus to use.
 #[derive(Debug, Clone, clap::Args)]
 #[command(group(clap::ArgGroup::new("place").required(true).multiple(true).args(["store", "url"])))]
 pub struct Target {
@@ -49,12 +49,12 @@ pub struct Target {
     /// The prefix of the bus's keys in a store.
     #[arg(long, env = "NOTIBUS_PREFIX", default_value = "notibus")]
     prefix: String,
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long, env = "NOTIBUS_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
 }
 
-/// What a command does to what it asks.
+/// What a command does with its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
     /// The command reads: another process may have the folder open.
@@ -76,14 +76,14 @@ impl FromStr for Url {
         let rest = text.strip_prefix("http://").ok_or("it does not begin with \"http://\"")?;
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         if rest.is_empty() || rest.contains(['/', '@', '?', '#', ' ']) {
-            return Err(format!("{rest:?} is no host with a port; {VARIABLE} says who asks"));
+            return Err(format!("{rest:?} is not a host with a port; {VARIABLE} has the credentials"));
         }
         let has_port = rest.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         Ok(Self(if has_port { rest.to_owned() } else { format!("{rest}:5985") }))
     }
 }
 
-/// An opened target. Each request has the whole timeout.
+/// An opened target. The timeout applies to each request separately.
 pub struct Opened {
     endpoint: Endpoint,
     timeout: Duration,
@@ -94,13 +94,13 @@ enum Endpoint {
     /// The routes of a bus in this process.
     Bus {
         router: Router,
-        /// The routes read its position.
+        /// Kept because the routes read its position.
         _dispatcher: Dispatcher,
     },
 }
 
 impl Target {
-    /// The store, or else the node that is asked. What the command line names wins over what the environment names.
+    /// Returns the store or the node to use. An option on the command line takes precedence over the environment.
     fn place(&self) -> Result<(Option<&StoreAddress>, Option<&Url>), Failure> {
         let is_on_line = |option| std::env::args().any(|word| word.split('=').next() == Some(option));
         match (&self.store, &self.url) {
@@ -115,7 +115,7 @@ impl Target {
         }
     }
 
-    /// The store and the prefix of the bus, unless a node is asked.
+    /// Returns the store and the prefix of the bus, unless the target is a node.
     pub fn store(&self) -> Result<Option<(&StoreAddress, &str)>, Failure> {
         Ok(match self.place()? {
             (Some(store), None) => Some((store, &self.prefix)),
@@ -123,12 +123,12 @@ impl Target {
         })
     }
 
-    /// True for a folder, whose rows are those of one moment.
+    /// Whether the target is a folder, whose rows are those of one moment.
     pub fn is_folder(&self) -> Result<bool, Failure> {
         Ok(matches!(self.place()?, (Some(StoreAddress::Dir(_)), None)))
     }
 
-    /// Opens the bus in the store of the target, or returns a client of the node of the target.
+    /// Opens the bus if the target is a store, or returns a client if the target is a node.
     pub async fn open(&self, intent: Intent, timeout: Duration) -> Result<Opened, Failure> {
         let store = match self.place()? {
             (_, Some(url)) => return Ok(Opened { endpoint: Endpoint::Node(url.clone()), timeout }),
@@ -136,13 +136,13 @@ impl Target {
         };
         let db = match intent {
             Intent::Writes => {
-                // Opening a folder would make one.
+                // Opening a folder would create a store.
                 store.check_exists()?;
                 store.open(timeout).await?
             }
             Intent::Reads => store.open_to_read(timeout, None).await?,
-            // Nothing new would ever be seen.
-            Intent::Follows => store.open_to_read(timeout, Some("follow its node by --url")).await?,
+            // A copy of an open folder never shows anything new.
+            Intent::Follows => store.open_to_read(timeout, Some("follow its node with --url")).await?,
         };
         let open = async {
             let bus = Bus::open_existing(&db, self.prefix.as_bytes()).await?;
@@ -156,17 +156,17 @@ impl Target {
 }
 
 impl Opened {
-    /// Whether it is a running node.
+    /// Whether the target is a running node.
     pub fn is_node(&self) -> bool {
         matches!(self.endpoint, Endpoint::Node(_))
     }
 
-    /// What is at `path`.
+    /// Gets what is at `path`.
     pub async fn get(&self, path: &str) -> Result<Value, Failure> {
         self.ask("reading", Request::get(path), Body::empty()).await
     }
 
-    /// The answer to `body`, posted to `path`. A failure without an answer says that `what`, the work, may have happened.
+    /// Posts `body` to `path`, and returns the answer. `what` names the work: a failure without an answer says that it may have happened.
     pub async fn post(&self, what: &str, path: &str, body: &Value) -> Result<Value, Failure> {
         self.ask(&maybe_done(what), Request::post(path), body.to_string().into()).await
     }
@@ -177,7 +177,7 @@ impl Opened {
             .await
     }
 
-    /// All elements of the list `name` at `path`, which has parameters already, page by page.
+    /// Reads all elements of the list `name` at `path`, page by page. `path` must already have a `?`.
     pub async fn list(&self, path: &str, name: &str) -> Result<Vec<Value>, Failure> {
         let (mut all, mut after) = (Vec::new(), String::new());
         loop {
@@ -195,7 +195,7 @@ impl Opened {
         }
     }
 
-    /// The answer to a request, which must have succeeded.
+    /// Sends a request, and returns the answer. Fails if the request does not succeed.
     async fn ask(&self, what: &str, request: Builder, body: Body) -> Result<Value, Failure> {
         let request = request.body(body).map_err(|error| Failure::BadInput(error.to_string()))?;
         let answered = async {
@@ -218,7 +218,7 @@ impl Opened {
             value["reason"].as_str().map_or_else(|| format!("the answer was {status}"), ToOwned::to_owned);
         Err(match status {
             401 | 403 => Failure::BadInput(format!("{reason} ({VARIABLE} has the credentials)")),
-            // What is in its way now may be gone later.
+            // Trying again later may help.
             409 | 429 => Failure::Failed(reason),
             400..500 => Failure::BadInput(reason),
             _ => Failure::Failed(reason),
@@ -227,7 +227,7 @@ impl Opened {
 }
 
 impl Url {
-    /// Asks the node, on a connection that ends with the answer. A failure after which `what` may have been done names it.
+    /// Sends a request to the node, on a connection that ends with the answer. A failure after which `what` may have been done names it.
     async fn ask(&self, what: &str, mut request: Request<Body>) -> Result<Response<Body>, Failure> {
         let Self(host) = self;
         let headers = request.headers_mut();
@@ -236,7 +236,7 @@ impl Url {
                 .map_err(|_| Failure::BadInput(format!("{VARIABLE} has a control character")))
         };
         headers.insert(header::HOST, text(host.clone())?);
-        // A variable that is set to nothing is as good as none.
+        // An empty variable counts as not set.
         if let Some(who) = std::env::var(VARIABLE).ok().filter(|who| !who.is_empty()) {
             let basic = || format!("Basic {}", Base64::encode_string(who.as_bytes()));
             let authorization = if who.contains(':') { basic() } else { format!("Bearer {who}") };
@@ -260,18 +260,18 @@ impl Url {
     }
 }
 
-/// What failed if no answer to `what` has come.
+/// Names the work `what` in a failure if no answer has come.
 pub fn maybe_done(what: &str) -> String {
     format!("{what}, which may have happened")
 }
 
-/// `text` as a part of a path, or the value of a parameter. A part `.` would mean the path before it.
+/// Encodes `text` as a segment of a path or the value of a parameter; even dots, because the segments `.` and `..` have a meaning.
 pub fn encoded(text: &str) -> String {
     let encoded: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
     encoded.replace('+', "%20").replace('.', "%2E")
 }
 
-/// The name of something, which is part of a path.
+/// Parses a name that becomes a segment of a path, so it must not be empty.
 pub fn parse_name(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("the name is empty".to_owned()) } else { Ok(text.to_owned()) }
 }
@@ -289,8 +289,8 @@ mod tests {
 
     use super::*;
 
-    /// Regression: once it was opened, a command waited for its store as long as that took; then it said that nothing could be reached,
-    /// although the work may have been done.
+    /// Regression: once its store was open, a command waited for it without a limit, and then said that nothing could be reached, although
+    /// the work may have been done.
     #[tokio::test(start_paused = true)]
     async fn a_request_without_an_answer_is_given_up_and_named() {
         let faults = Faults::new(&Store::memory());

@@ -1,5 +1,5 @@
-//! What a command says and asks at a terminal: why it failed, with its exit code; whether something is meant; lines, and tables of what is
-//! listed, for people, or an object a line for programs.
+//! What a command prints and asks at a terminal: why it failed, with its exit code; questions before it destroys something; and lines and
+//! tables for human readers, or one object per line for programs.
 
 use std::{
     fmt::Write as _,
@@ -12,16 +12,16 @@ use std::{
 use notibus::store::OpenCause;
 use serde_json::Value;
 
-/// Why a command failed; determines the exit code.
+/// Why a command failed. The kind determines the exit code.
 #[derive(Debug)]
 pub enum Failure {
-    /// The input or an argument is bad: exit code 2.
+    /// The input or an argument is wrong: exit code 2.
     BadInput(String),
     /// The work failed, or its result is wrong: exit code 1.
     Failed(String),
-    /// The store takes no more writes, or its disk does not let it be opened: exit code 3.
+    /// The store takes no more writes, or cannot be opened because of its disk: exit code 3.
     StoreFailed(String),
-    /// The reader of the output is gone: exit code 0, as that is the reader's choice.
+    /// The reader of the output is gone: exit code 0, because that is the reader's choice.
     Closed,
 }
 
@@ -31,7 +31,7 @@ impl From<notibus::Error> for Failure {
         match error {
             Error::Open { cause: OpenCause::SystemFailed, .. } => Self::StoreFailed(error.to_string()),
             Error::Open { cause: OpenCause::InUse, .. } => Self::Failed(error.to_string())
-                .and("stop that process, or reach its node by --url if the command takes that"),
+                .and("stop that process, or use its node with --url if the command has that option"),
             Error::Open { cause: OpenCause::Unreachable, .. } => Self::Failed(error.to_string()),
             Error::Invalid { .. }
             | Error::Open { .. }
@@ -51,7 +51,7 @@ impl From<notibus::Error> for Failure {
 }
 
 impl Failure {
-    /// The same failure, with more to say.
+    /// Returns the same failure with `more` added to its reason.
     pub fn and(self, more: &str) -> Self {
         let and = |reason: String| format!("{reason}; {more}");
         match self {
@@ -62,7 +62,7 @@ impl Failure {
         }
     }
 
-    /// The failure of `what`, which has taken longer than `timeout`.
+    /// Returns the failure of `what` if it took longer than `timeout`.
     pub fn gave_up(what: &str, timeout: Duration) -> Self {
         Self::Failed(format!(
             "gave up {what}, after {}. Check that the store answers (a cluster: `fdbcli --exec status`); --timeout allows more",
@@ -71,7 +71,7 @@ impl Failure {
     }
 }
 
-/// The result of `work`. If it takes longer than `timeout` it is dropped, and the failure names `what`.
+/// Returns the result of `work`. Work that takes longer than `timeout` is dropped, and the failure names `what`.
 pub async fn within<T, E: Into<Failure>>(
     timeout: Duration,
     what: &str,
@@ -81,27 +81,25 @@ pub async fn within<T, E: Into<Failure>>(
     done.map_err(|_| Failure::gave_up(what, timeout))?.map_err(Into::into)
 }
 
-/// `--yes`: what destroys something asks before it does.
+/// `--yes`: without it, a command asks before it destroys something.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Confirm {
-    /// Do it without asking. Without a terminal to ask at it is refused otherwise.
+    /// Do it without asking. Without this option, the command is refused if there is no terminal to ask at.
     #[arg(long)]
     yes: bool,
 }
 
 impl Confirm {
-    /// Fails unless it is wanted that `what` happens.
+    /// Fails unless the user confirms that `what` should happen.
     pub fn check(self, what: &str) -> Result<(), Failure> {
         if self.yes {
             return Ok(());
         }
         if !io::stdin().is_terminal() {
-            return Err(Failure::BadInput(format!(
-                "{what}: this cannot be undone; --yes says that it is meant"
-            )));
+            return Err(Failure::BadInput(format!("{what}: this cannot be undone; confirm it with --yes")));
         }
         let mut err = io::stderr();
-        let asked = write!(err, "{what}: this cannot be undone. Go on? [y/N] ").and_then(|()| err.flush());
+        let asked = write!(err, "{what}: this cannot be undone. Continue? [y/N] ").and_then(|()| err.flush());
         asked.map_err(|error| Failure::Failed(format!("standard error: {error}")))?;
         let mut answer = String::new();
         io::stdin()
@@ -119,11 +117,11 @@ pub fn line(text: &str) -> Result<(), Failure> {
     writeln!(io::stdout(), "{text}").map_err(failed)
 }
 
-/// Why standard output could not be written.
+/// Converts a failure to write to standard output.
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
 pub fn failed(error: io::Error) -> Failure {
     match error.kind() {
-        // For instance with `| head`.
+        // For example, with `| head`.
         io::ErrorKind::BrokenPipe => Failure::Closed,
         _ => Failure::Failed(format!("standard output: {error}")),
     }
@@ -134,7 +132,7 @@ pub fn notice(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Creates a file that only its owner may read: names of databases are nobody else's.
+/// Creates a file that only its owner may read, because the names of databases are private.
 pub fn new_private_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -143,24 +141,24 @@ pub fn new_private_file(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// A table for people.
+/// A table for human readers.
 pub struct Table {
-    /// The header, and the rows.
+    /// The header and the rows.
     lines: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with this header.
+    /// Makes a table with this header.
     pub fn new(header: &[&str]) -> Self {
         Self { lines: vec![header.iter().map(|&name| name.to_owned()).collect()] }
     }
 
-    /// Adds a row, which has as many cells as the header.
+    /// Adds a row, which must have as many cells as the header.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.lines.push(cells.into_iter().map(|cell| clean(&cell)).collect());
     }
 
-    /// The table as text, or `empty` if it has no rows.
+    /// Returns the table as text, or `empty` if it has no rows.
     pub fn text(&self, empty: &str) -> String {
         if self.lines.len() == 1 {
             return format!("{empty}\n");
@@ -178,8 +176,8 @@ impl Table {
     }
 }
 
-/// Prints `values`, each as an object a line if `json`, else as a table with `header`, whose rows are what `row` makes of them; or
-/// `empty` if there are none.
+/// Prints `values`: one object per line if `json`, else a table with `header` and the rows that `row` makes of the values, or `empty` if
+/// there are none.
 pub fn print(
     json: bool,
     values: &[Value],
@@ -202,7 +200,7 @@ fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// A value as text: a string without its quotes, and null as a dash.
+/// Returns a value as text: a string without its quotes, and null as a dash.
 pub fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -211,7 +209,7 @@ pub fn text(value: &Value) -> String {
     }
 }
 
-/// The elements of an array; none of anything else.
+/// Returns the elements of an array; none for any other value.
 pub fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }

@@ -13,12 +13,12 @@ use crate::{
 /// What to do with a topology.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
-    /// Print the history of a feed's shards, oldest first. It changes nothing.
+    /// Print the history of a feed's shards, oldest first. Nothing is changed.
     Show {
         /// The feed.
         #[command(flatten)]
         feed: FeedArgs,
-        /// Count the rows of each shard, too, which reads the whole feed.
+        /// Also count the rows of each shard, which reads the whole feed.
         #[arg(long)]
         rows: bool,
     },
@@ -30,7 +30,7 @@ pub enum Command {
         /// The number of shards, 1 to 1,000.
         #[arg(long)]
         shards: u32,
-        /// The scheme that routes ids to them: "id", "partition-key", or the number of a scheme. Default: as before.
+        /// The scheme that routes ids to the shards: "id", "partition-key", or the number of a scheme. Default: as before.
         #[arg(long, value_parser = parse_scheme)]
         scheme: Option<SchemeId>,
     },
@@ -39,15 +39,15 @@ pub enum Command {
 /// The feed.
 #[derive(Debug, clap::Args)]
 pub struct FeedArgs {
-    /// Where it is.
+    /// Where the bus is.
     #[command(flatten)]
     target: Target,
-    /// The feed: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its documents.
+    /// The feed: "notifications", or the instance of a database (32 hexadecimal digits), for the changes to its documents.
     #[arg(long, env = "NOTIBUS_FEED", default_value = "notifications", value_parser = parse_feed)]
     feed: String,
 }
 
-/// The name of a feed.
+/// Checks the name of a feed.
 pub fn parse_feed(text: &str) -> Result<String, String> {
     if text == "notifications" || text.parse::<DbInstance>().is_ok() {
         return Ok(text.to_owned());
@@ -66,7 +66,7 @@ fn parse_scheme(text: &str) -> Result<SchemeId, String> {
     }
 }
 
-/// Does what `command` says.
+/// Runs `command`.
 pub async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
     let (target, entries) = match &command {
         Command::Show { feed, rows } => {
@@ -93,7 +93,7 @@ pub async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
     terminal::print(target.json, items(&entries), header, cells, "no entry")
 }
 
-/// Ids in order, as ranges of the first and the last.
+/// Formats ids in order, as ranges from the first to the last of each run.
 fn ranges(shards: &[u64]) -> String {
     let runs = shards.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [only] => only.to_string(),

@@ -1,4 +1,4 @@
-//! Writes all data of a bus to a stream: the bytes of an export, its tags, and the hash over them.
+//! Writes all data of a bus to a stream: the bytes of an export, with their tags, and a hash over all of them.
 
 use std::{
     collections::VecDeque,
@@ -27,8 +27,8 @@ use crate::{
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExportOptions {
-    /// Whether to export beside living nodes and producers. The export still has the state of one moment, or fails; later
-    /// writes are not in it. Default: no.
+    /// Whether to export while nodes and producers are running. The export still has the state of one moment, or fails; later writes are
+    /// not in it. Default: no.
     pub while_running: bool,
 }
 
@@ -38,24 +38,24 @@ crate::base::macros::setters!(ExportOptions { while_running: bool });
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Exported {
-    /// Number of rows.
+    /// The number of rows.
     pub rows: u64,
-    /// Number of rows of each kind that occurs.
+    /// The number of rows of each kind that occurs.
     pub held: Vec<(&'static str, u64)>,
 }
 
 impl Exported {
-    /// What each export begins with.
+    /// What an export begins with.
     pub const BEGIN: &[u8] = b"notibus export\n";
-    /// What no export contains.
+    /// What an export leaves out.
     pub const LEFT_OUT: [&'static str; 4] = [
         "nodes, roles and leases",
         "doorbells, fold marks and pulses",
-        "results of runs that are committed exactly once, those of posted events included",
-        "everything outside of the prefix, such as documents and the rows beside legacy ranges",
+        "results of runs that are committed exactly once, including those of posted events",
+        "everything outside the prefix, such as documents and the rows beside legacy ranges",
     ];
 
-    /// Counts a row of `what`.
+    /// Counts a row of the kind `what`.
     fn add(&mut self, what: &'static str) {
         self.rows += 1;
         match self.held.last_mut() {
@@ -71,18 +71,18 @@ struct Source {
     range: KeyRange,
     /// The prefix of the stored keys, which is left out.
     prefix: Bytes,
-    /// The prefix of the exported keys.
+    /// The prefix of the exported keys, in place of `prefix`.
     instead: Vec<u8>,
 }
 
-/// The rows of the bus. The keys are those after its prefix.
+/// The rows of the bus. They are exported without the prefix of the bus in their keys.
 fn sources(keys: &Keys) -> Vec<Source> {
     let prefix = Bytes::copy_from_slice(keys.prefix());
     let own = |(what, range)| Source { what, range, prefix: prefix.clone(), instead: Vec::new() };
     keys.relocated().map(own).collect()
 }
 
-/// The legacy range that the topology entry `row` names, if it is one and names one. An entry that cannot be decoded moves as it is.
+/// The legacy range that `row` names, if it is a topology entry that names one. An entry that cannot be decoded is moved as it is.
 fn legacy(keys: &Keys, row: &Row) -> Option<Source> {
     if !keys.all_topologies().contains(&row.0) {
         return None;
@@ -107,8 +107,8 @@ fn moved(keys: &Keys, source: &Source, row: &Row) -> (Vec<u8>, Bytes) {
     ([&source.instead, &key[source.prefix.len()..]].concat(), value)
 }
 
-/// Passes all rows of `sources`, and of the legacy ranges that are named there, to `sink`, in order, as exported. Returns whether all were
-/// read at one version, and the last version.
+/// Passes all rows of `sources`, and of the legacy ranges that they name, to `sink`, in order and in their exported form. Returns whether
+/// all were read at one version, and the last version.
 async fn scan(
     context: &Context,
     sources: Vec<Source>,
@@ -140,7 +140,7 @@ async fn scan(
     Ok((is_one_version, version))
 }
 
-/// The hash of the present rows of `sources`.
+/// Returns a hash of the current rows of `sources`.
 async fn hash_of(context: &Context, sources: Vec<Source>) -> Result<u64> {
     let mut hash = Xxh3Default::new();
     scan(context, sources, |_, key, value| {
@@ -182,14 +182,14 @@ pub(crate) async fn export(
         out.put_sized(value)
     })
     .await?;
-    // If the export took longer than a snapshot lives, a second read of all rows shows writes in between. If the bus should be at
-    // rest, a second read of the counters shows a producer that still records.
+    // If the export took longer than a snapshot lives, a second read of all rows reveals writes in between. If the bus should be at rest, a
+    // second read of the counters reveals a producer that is still recording.
     let is_whole = is_one_version || hash_of(context, all()).await? == hash.digest();
     let is_at_rest = silence.is_none()
         || hash_of(context, all().into_iter().take(1).collect()).await? == counters.digest();
     if !is_whole || !is_at_rest {
         let reason =
-            "the bus was written meanwhile; stop its producers, notifiers and other roles, and try again";
+            "the bus was written to meanwhile; stop its producers, notifiers and other roles, and try again";
         return Err(Error::invalid("export", reason));
     }
     if let Some(silence) = silence {
@@ -210,7 +210,7 @@ pub(super) const END: u8 = 0;
 
 pub(super) const ROW: u8 = 1;
 
-/// Wraps a failure of reading or writing an export.
+/// Wraps a failure to read or write an export.
 pub(super) fn io(error: std::io::Error) -> Error {
     if error.kind() == std::io::ErrorKind::UnexpectedEof {
         return Error::invalid("export", "it ends early: copy it again, or export the bus once more");
@@ -218,7 +218,7 @@ pub(super) fn io(error: std::io::Error) -> Error {
     Error::Io { what: "export", source: Arc::new(error) }
 }
 
-/// Hashes all bytes that are read or written.
+/// Hashes all bytes that pass through a reader or writer.
 pub(super) struct Hashed<T> {
     pub inner: T,
     pub hash: Xxh3Default,
@@ -236,7 +236,7 @@ impl<W: Write> Hashed<W> {
         self.inner.write_all(bytes).map_err(io)
     }
 
-    /// Writes the length of `bytes`, and `bytes`.
+    /// Writes the length of `bytes`, then `bytes`.
     pub fn put_sized(&mut self, bytes: &[u8]) -> Result<()> {
         let len = u32::try_from(bytes.len()).expect("keys and values are far below 4 GiB");
         self.put(&len.to_be_bytes())?;
@@ -253,7 +253,7 @@ impl<R: Read> Hashed<R> {
         Ok(bytes)
     }
 
-    /// Reads bytes after their length, which is at most `max`.
+    /// Reads a length, which may be at most `max`, and then that many bytes.
     pub fn take_sized(&mut self, max: usize) -> Result<Vec<u8>> {
         let len = u32::from_be_bytes(self.take(4)?.try_into().expect("4 bytes were taken")) as usize;
         if len > max {

@@ -1,8 +1,8 @@
 //! Imports an export into a store.
 //!
 //! From the first transaction to the last, a mark with a token under the prefix says that an import is under way: no bus can be opened
-//! there meanwhile, and of two imports the later one goes on. An import that fails removes all that it has written.
-//! If its process dies, the next import removes the mark and what was written, and begins again.
+//! there meanwhile, and of two imports only the later one continues. A failed import removes everything that it has written. If its process
+//! dies, the next import removes the mark and what was written, and begins again.
 
 use std::io::Read;
 
@@ -20,7 +20,7 @@ use crate::{
     store::{Isolation, KEY_LEN_MAX, RangeRead, Store, Transaction, VALUE_LEN_MAX},
 };
 
-/// About how many bytes of keys and values one transaction imports.
+/// The approximate number of bytes of keys and values that one transaction imports.
 const BATCH_LEN: usize = 500_000;
 
 /// Fails with [`Error::ImportUnderWay`] if a bus is being imported under the prefix. `tx` fails if an import begins before the
@@ -32,7 +32,7 @@ pub(crate) async fn check_no_import(tx: &Transaction, keys: &Keys) -> Result<()>
     }
 }
 
-/// Imports an export into `db`, with the incarnation raised. See [`Bus::import`](crate::Bus::import).
+/// Imports an export into `db`, and raises the incarnation. See [`Bus::import`](crate::Bus::import).
 pub(crate) async fn import(store: &Store, keys: &Keys, input: &mut impl Read) -> Result<()> {
     let mut input = Hashed::new(input);
     let config = header(&mut input)?;
@@ -41,7 +41,7 @@ pub(crate) async fn import(store: &Store, keys: &Keys, input: &mut impl Read) ->
     if imported.is_err()
         && let Err(error) = import.forget().await
     {
-        tracing::warn!(%error, "what a failed import has written could not be removed; the next import removes it");
+        tracing::warn!(%error, "could not remove what a failed import has written; the next import will remove it");
     }
     imported
 }
@@ -49,7 +49,10 @@ pub(crate) async fn import(store: &Store, keys: &Keys, input: &mut impl Read) ->
 /// Reads the configuration from the header.
 fn header(input: &mut Hashed<&mut impl Read>) -> Result<Config> {
     if input.take(Exported::BEGIN.len())? != Exported::BEGIN {
-        return Err(Error::invalid("export", "it has no header of an export; check the file"));
+        return Err(Error::invalid(
+            "export",
+            "it does not begin with the header of an export; check the file",
+        ));
     }
     let format = u16::from_be_bytes(input.take(2)?.try_into().expect("2 bytes were taken"));
     if format != FORMAT {
@@ -64,15 +67,15 @@ struct Import<'a> {
     store: &'a Store,
     /// The keys of the new bus.
     keys: &'a Keys,
-    /// Identifies the import; it is in the store unless another import has begun under the same prefix.
+    /// Identifies the import. The token is in the store unless another import has begun under the same prefix.
     token: [u8; 16],
 }
 
 impl<'a> Import<'a> {
-    /// Fails unless the prefix is free; removes what an unfinished import has left.
+    /// Begins an import. Fails unless the prefix is free; removes what an unfinished import left.
     async fn begin(store: &'a Store, keys: &'a Keys) -> Result<Self> {
         let import = Self { store, keys, token: NodeId::random(store.env()).0 };
-        // Without a bus there should be no nodes. Living ones would take the imported bus for their own.
+        // Without a bus there should be no nodes. Living ones would mistake the imported bus for their own.
         let silence = Silence::of_bus(store, keys).await?;
         store
             .run(async |tx| {
@@ -159,7 +162,7 @@ impl<'a> Import<'a> {
             .await
     }
 
-    /// Ends the old incarnation of `config` where the export has ended, and writes the raised configuration, which makes it a bus.
+    /// Ends the old incarnation of `config` where the export ended, and writes the raised configuration, which turns the data into a bus.
     async fn finish(&self, config: Config, end: Sequence) -> Result<()> {
         let raised = config.raised()?;
         let finish = async |tx: Transaction| {
@@ -169,11 +172,11 @@ impl<'a> Import<'a> {
             tx.clear(&self.keys.import_mark());
             Ok(())
         };
-        // The mark is gone then, so a retry after an unknown result would fail.
+        // Exactly once, because a retry after an unknown commit would find the mark gone, and fail.
         exactly_once(self.store, self.keys, None, finish).await.map(|_| ())
     }
 
-    /// Removes what was written, unless another import has begun under the prefix, or it has become a bus.
+    /// Removes what was written, unless another import has begun under the prefix, or the data has become a bus.
     async fn forget(&self) -> Result<()> {
         let forget = async |tx: Transaction| {
             if self.is_mine(&tx).await? {

@@ -1,20 +1,20 @@
 //! Moves a bus to another store: writes all its data as a stream of bytes, and reads it back.
 //!
-//! Versionstamps start over in another store, so the incarnation is raised by one: what is written there sorts after all
-//! that was written before, and the positions of readers stay valid (CouchDB RFC 003). Data of running processes
-//! (doorbells, fold marks, nodes, leases) is not moved, nor are stamps that mean nothing elsewhere (pulses, versions).
+//! Versionstamps start over in another store, so the incarnation is raised by one: what is written there sorts after everything that was
+//! written before, and the positions of readers stay valid (CouchDB RFC 003). Data of running processes (doorbells, fold marks, nodes,
+//! leases) is not moved, nor are stamps that have no meaning elsewhere (pulses, versions).
 //!
 //! # Fences
 //!
 //! A move must not happen while processes work with the bus. Fences prevent what they can:
 //!
-//! - An import writes a mark that makes [`Bus::open`](crate::Bus::open) fail until the import has ended. It fails if there is a bus
+//! - An import writes a mark that makes [`Bus::open`](crate::Bus::open) fail until the import has ended. The import fails if there is a bus
 //!   under the prefix, even one that appears meanwhile.
-//! - An export watches the nodes first, and fails if one lives ([`Silence`](crate::state::membership::Silence)). So does a raise, unless
-//!   the store is older than its rows, beside which nodes do nothing. It removes nodes and leases in its own transaction, so that a
-//!   process that was only paused commits no work any more.
+//! - An export first watches the nodes, and fails if one is alive ([`Silence`](crate::state::membership::Silence)). So does a raise, unless
+//!   the store is older than its rows, in which case nodes do nothing. A raise removes nodes and leases in its own transaction, so that a
+//!   process that was only paused can no longer commit work.
 //!
-//! Producers and writers of documents keep no row that shows them: the operator has to stop them.
+//! Producers and writers of documents have no row that shows them, so the operator has to stop them.
 //!
 //! # Format
 //!
@@ -23,9 +23,9 @@
 //! | tag | record |
 //! |---|---|
 //! | 1 | a key after the prefix of the bus, and its value |
-//! | 0 | how many records there were (8 bytes), the last sequence that the export could see (13), and the XXH3 hash (8) of all bytes before the hash |
+//! | 0 | the number of records (8 bytes), the last sequence that the export could see (13), and the XXH3 hash (8) of all bytes before the hash |
 //!
-//! The rows of a legacy range, which lie elsewhere, are exported as rows of shard 0, as which readers see them.
+//! The rows of a legacy range, which are elsewhere, are exported as rows of shard 0, because that is how readers see them.
 //!
 //! Keys and values are preceded by their lengths, 4 bytes each; all numbers are big-endian.
 

@@ -24,7 +24,7 @@ const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// What a route returns.
 pub(super) type Answered = Result<Response, Failure>;
 
-/// Extracts the placeholders of a path. Its refusals have the same form as all others.
+/// Extracts the placeholders of a path. A path that does not match is refused in the same form as any other request.
 pub(super) struct PathSegments<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathSegments<T> {
@@ -36,8 +36,8 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathSeg
     }
 }
 
-/// Makes a router of these routes, each with the methods that it allows, as the header `Allow` lists them. Their paths begin with `start`.
-/// Each path has one with a slash at its end beside it: CouchDB ignores that slash.
+/// Makes a router from these routes. Each comes with the methods that it allows, in the form of the `Allow` header. All paths begin with
+/// `start`, and each also works with a slash at its end, which CouchDB ignores.
 pub(super) fn routes<S: Clone + Send + Sync + 'static, const N: usize>(
     start: &str,
     routes: [(&str, &'static str, MethodRouter<S>); N],
@@ -61,8 +61,8 @@ pub(super) fn json(status: StatusCode, object: &impl Serialize) -> Response {
     response
 }
 
-/// Returns the parameters of a request, each of which has to be among `known`, and there once. Names that begin with `_` are allowed:
-/// clients add them to bypass caches.
+/// Returns the parameters of a request. Each must be among `known`, and given only once. Names that begin with `_` are allowed: clients add
+/// them to bypass caches.
 pub(super) fn parameters(
     parts: &Parts,
     known: &[&'static str],
@@ -74,8 +74,8 @@ pub(super) fn parameters(
         }
         let Some(key) = known.iter().find(|known| **known == key) else {
             let reason = match known {
-                [] => "There are no parameters here.".to_owned(),
-                _ => format!("The parameter {key} is none of {}.", known.join(", ")),
+                [] => "This route has no parameters.".to_owned(),
+                _ => format!("The parameter {key} is not one of {}.", known.join(", ")),
             };
             return Err(Failure::bad_request(reason));
         };
@@ -86,7 +86,7 @@ pub(super) fn parameters(
     Ok(given)
 }
 
-/// Fails if a web page sends the request: a browser sends what any page asks for.
+/// Fails if a web page sent the request, because a browser sends whatever a page asks it to.
 pub(super) fn check_page(parts: &Parts) -> Result<(), Failure> {
     if parts.headers.contains_key(header::ORIGIN) {
         return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", "Web pages may only read."));
@@ -104,20 +104,20 @@ pub struct Failure {
     reason: Cow<'static, str>,
     /// The allowed methods, if the method was wrong.
     allow: Option<&'static str>,
-    /// After how many seconds the client should try again, if that is known.
+    /// After how many seconds the client should try again, if known.
     retry_after: Option<u64>,
     /// The horizon of the feed, if the client asked for older rows.
     horizon: Option<Sequence>,
-    /// What the log says of it and the client is not to see.
+    /// Details for the log, which the client must not see.
     secret: Option<String>,
 }
 
-/// Put among the extensions of an answer: what the log is to say of it.
+/// An extension of an answer: details about it for the log.
 #[derive(Debug, Clone)]
 pub(super) struct Secret(pub String);
 
 impl Failure {
-    /// Makes an answer with this status; `error` is a word for programs, `reason` a sentence for people.
+    /// Makes an answer with this status; `error` is a word for programs, and `reason` a human-readable sentence.
     pub fn new(status: StatusCode, error: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
         Self {
             status,
@@ -135,7 +135,7 @@ impl Failure {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", reason)
     }
 
-    /// 404: there is no such thing.
+    /// 404: what was requested does not exist.
     pub fn not_found(reason: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", reason)
     }
@@ -145,13 +145,13 @@ impl Failure {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", reason)
     }
 
-    /// Adds the header that says when to try again.
+    /// Adds the `Retry-After` header.
     #[must_use]
     pub fn retry_after(self, rest: Duration) -> Self {
         Self { retry_after: Some(rest.as_millis().div_ceil(1_000) as u64), ..self }
     }
 
-    /// 405; `allow` lists the allowed methods, as the header of that name does.
+    /// 405: the method is wrong. `allow` lists the allowed methods, in the form of the `Allow` header.
     pub(super) fn method_not_allowed(allow: &'static str) -> Self {
         let reason = format!("Only {allow} allowed");
         let failure = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", reason);
@@ -165,8 +165,8 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// An error that the client can correct gets a status of 400 to 499. All others are logged, and get 503 if trying again can
-    /// help, or else 500.
+    /// Errors that the client can correct get a status of 400 to 499. All others are logged, and get 503 if trying again can help, or else
+    /// 500.
     fn from(error: Error) -> Self {
         match error {
             Error::Expired { horizon } => {
@@ -196,21 +196,21 @@ impl From<Error> for Failure {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "older_than_rows", error.to_string())
             }
             Error::Store(failed) if failed.is_of_failed_disk() => {
-                // The store has logged it.
+                // The store has already logged the failure.
                 let outcome = if failed.is_maybe_committed() {
                     "This request may have been carried out, or not"
                 } else {
                     "Nothing was changed"
                 };
                 let reason = format!(
-                    "The store takes no more writes, because its disk is full or has failed. {outcome}; what was acknowledged is \
-                     kept. Restart the node once the disk is mended."
+                    "The store takes no more writes, because its disk is full or failed. {outcome}; what was acknowledged is \
+                     kept. Restart the node once the disk is repaired."
                 );
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_failed", reason)
             }
             Error::Store(_) | Error::RetriesExhausted { .. } | Error::GaveUp { .. } => {
-                // The roles have logged the failure already, and this line would repeat it for each request.
-                tracing::debug!(%error, "the store has failed a request");
+                // The roles have already logged the failure, and at a higher level this line would repeat it for each request.
+                tracing::debug!(%error, "the store failed a request");
                 let reason = "The store cannot be reached or is overloaded. Try again later.";
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason)
             }
@@ -241,7 +241,7 @@ impl IntoResponse for Failure {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
         if self.status == StatusCode::UNAUTHORIZED {
-            // With `Bearer`, browsers do not ask the user for a password, as they do with `Basic`.
+            // With `Basic`, browsers would ask the user for a password; with `Bearer` they do not.
             let scheme = HeaderValue::from_static("Bearer realm=\"notibus\"");
             headers.insert(header::WWW_AUTHENTICATE, scheme);
         }

@@ -30,12 +30,11 @@ use crate::{
     state::{keys::Role, notification_feed::NotificationFeed},
 };
 
-/// The longest wait for the store before an answer begins, so that every client gets an answer within a minute, whatever happens to the
-/// store.
+/// The longest wait for the store before an answer begins, so that every client gets an answer within a minute, whatever the store does.
 const ANSWER_MAX: Duration = Duration::from_secs(50);
 
-/// How many feeds read the store at once, and how many request documents or leaves (`include_docs`, `style=all_docs`) from the layer;
-/// others wait for their turn. So slow documents delay only feeds with documents.
+/// How many feeds may read the store at once; also how many may request documents or leaves (`include_docs`, `style=all_docs`) from the
+/// layer at once. Others wait their turn. The two are counted separately, so slow documents delay only feeds with documents.
 const READS_MAX: usize = 16;
 
 /// The state that all routers share. Clones share it, too.
@@ -46,7 +45,7 @@ pub struct Api {
     pub(super) inner: Arc<Inner>,
 }
 
-/// The state of the routes that need nothing but the bus.
+/// The state as a parameter of routes that need nothing else.
 pub(super) type Shared = State<Arc<Inner>>;
 
 /// The state that all routes share.
@@ -70,7 +69,7 @@ impl Inner {
         self.feed.context.env()
     }
 
-    /// Takes a place for a lasting feed of `caller`. Fails with 429 if there is none left.
+    /// Takes a place for a lasting feed of `caller`. Fails with 429 if no place is left.
     pub fn enter(&self, caller: &Caller) -> Result<FeedPermit, Failure> {
         self.feeds.enter(caller.name(), self.options.feeds_per_name_max)
     }
@@ -98,11 +97,11 @@ impl EndsWithBus for Inner {
 }
 
 impl Api {
-    /// Makes the routers' shared state for `bus`. Live feeds are subscribers of `dispatcher` and end with it. The length of its
-    /// ring ([`DispatcherOptions::ring_rows_max`](crate::DispatcherOptions::ring_rows_max)) limits how far a feed may be behind
-    /// without reading the store.
+    /// Makes the routers' shared state for `bus`. Live feeds are subscribers of `dispatcher` and end with it. The length of the
+    /// dispatcher's ring ([`DispatcherOptions::ring_rows_max`](crate::DispatcherOptions::ring_rows_max)) limits how far behind a feed may
+    /// be without having to read the store.
     ///
-    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is outside its limits.
     pub fn start(bus: &Bus, dispatcher: &Dispatcher, options: ApiOptions) -> Result<Self> {
         options.check()?;
         let inner = Inner {
@@ -122,7 +121,7 @@ impl Api {
         Ok(Self { inner })
     }
 
-    /// Ends all live feeds, each in the way that clients expect. Later requests get the rows that exist, and do not wait for more.
+    /// Ends all live feeds, each in the way that its clients expect. Later requests get the rows that exist, and do not wait for more.
     pub fn shutdown(&self) {
         self.inner.closing.send_replace(true);
     }
@@ -144,15 +143,14 @@ impl Api {
         self.admitting(router, Permission::Admin)
     }
 
-    /// Protects a layer's `router`: all callers that this API knows may use it. A layer that decides what they may do finds the
-    /// [`Caller`] among the extensions of requests.
+    /// Protects a layer's `router`: all callers that this API knows may use it. A layer that decides what they may do finds the [`Caller`]
+    /// in the extensions of requests.
     pub fn known(&self, router: Router) -> Router {
         self.admitting(router, Permission::Known)
     }
 
-    /// Adds a layer to `router` that inflates the bodies that clients have compressed (`Content-Encoding: gzip`). IBM's clients
-    /// compress all bodies. A body has at most [`ApiOptions::body_len_max`](super::ApiOptions::body_len_max) bytes, before and
-    /// after inflating.
+    /// Adds a layer to `router` that inflates compressed bodies (`Content-Encoding: gzip`). IBM's clients compress all bodies. A body has
+    /// at most [`ApiOptions::body_len_max`](super::ApiOptions::body_len_max) bytes, before and after inflating.
     ///
     /// The routers of the library inflate bodies by themselves. Use this for the other routes of a layer.
     pub fn inflated(&self, router: Router) -> Router {
@@ -165,18 +163,17 @@ impl Api {
         router.layer(middleware::from_fn_with_state(Arc::clone(&self.inner), unpack))
     }
 
-    /// Protects `router` of the library: only callers with this permission may use it. Handlers get whole bodies, and have a limit of
-    /// time.
+    /// Protects a `router` of the library: only callers with this permission may use it. Handlers get whole bodies, and have a time limit.
     pub(super) fn guarded(&self, router: Router<Arc<Inner>>, permission: Permission) -> Router {
         let router = router.with_state(Arc::clone(&self.inner));
         self.limited(router, permission)
     }
 
-    /// Like [`Api::guarded`], of a router that has its state.
+    /// Does the same as [`Api::guarded`], for a router that already has its state.
     pub(super) fn limited(&self, router: Router, permission: Permission) -> Router {
         let inner = || Arc::clone(&self.inner);
         let router = router
-            // `receive` has a limit.
+            // `receive` has its own limit.
             .route_layer(DefaultBodyLimit::disable())
             .route_layer(middleware::from_fn_with_state(inner(), in_time))
             .route_layer(middleware::from_fn_with_state(inner(), receive));
@@ -200,14 +197,14 @@ impl std::fmt::Debug for Api {
     }
 }
 
-/// Lets a request pass if its caller has the permission, and the bus still exists: otherwise its answer would come from another bus.
+/// Passes a request on if its caller has the permission and the bus still exists. If it does not, the answer would come from another bus.
 async fn admit(
     State((inner, permission)): State<(Arc<Inner>, Permission)>,
     request: Request,
     next: Next,
 ) -> Response {
     if inner.feed.context.stats.health.ended().is_some() {
-        let reason = "The bus that this server has opened no longer exists. Start the server again.";
+        let reason = "The bus that this server opened no longer exists. Start the server again.";
         return Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason).into_response();
     }
     let (mut parts, body) = request.into_parts();
@@ -219,7 +216,7 @@ async fn admit(
         }
         Err(failure) => {
             let mut response = failure.into_response();
-            // Clients of CouchDB also send `Cookie` here, to be spared the dialog of browsers.
+            // CouchDB clients may also send `Cookie` in this header, to avoid the login dialog of browsers.
             let asked = parts.headers.get("x-couchdb-www-authenticate").map(HeaderValue::as_bytes);
             let asks_for_dialog = asked
                 .and_then(|scheme| scheme.get(..5))
@@ -246,7 +243,7 @@ async fn receive(State(inner): Shared, request: Request, next: Next) -> Response
     }
 }
 
-/// Answers 503 if the store does not answer in time. A transaction in progress may be committed all the same.
+/// Answers 503 if the store does not answer in time. A transaction in progress may still be committed.
 async fn in_time(State(inner): Shared, request: Request, next: Next) -> Response {
     let answered = async { Ok::<_, Failure>(next.run(request).await) };
     within(inner.env(), ANSWER_MAX, "an answer", answered).await.unwrap_or_else(IntoResponse::into_response)
@@ -269,7 +266,7 @@ async fn count(State(inner): Shared, request: Request, next: Next) -> Response {
     if let Some(Secret(error)) = response.extensions().get() {
         let health = &inner.feed.context.stats.health;
         if let Some(unsaid) = health.remark(inner.env(), &format!("failed request: {error}")) {
-            tracing::error!(route, method, error, unsaid, "a request has failed");
+            tracing::error!(route, method, error, unsaid, "a request failed");
         }
     }
     response
@@ -278,7 +275,7 @@ async fn count(State(inner): Shared, request: Request, next: Next) -> Response {
 impl NodeHandle {
     /// Makes the routers' shared state for the bus. When the roles shut down, the feeds end first.
     ///
-    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is outside its limits.
     pub fn api(&self, options: ApiOptions) -> Result<Api> {
         let api = Api::start(self.bus(), self.dispatcher(), options)?;
         let ending = api.clone();
@@ -289,8 +286,8 @@ impl NodeHandle {
         Ok(api)
     }
 
-    /// Serves `router` to everyone who connects to `listener`, until the roles end. Returns the address. The node lists HTTP among
-    /// its roles.
+    /// Serves `router` to all clients that connect to `listener`, until the roles end. Returns the address. The node lists HTTP among its
+    /// roles.
     ///
     /// Fails as [`Server::start`] does.
     pub async fn serve(

@@ -1,9 +1,9 @@
-//! Reads the bodies of requests, limits their length and time, and inflates those that clients have compressed.
+//! Reads the bodies of requests, limits their length and time, and inflates compressed ones.
 //!
-//! The limit of the length also holds after inflating, so that a small body cannot become a large one. All bodies together have a
-//! limit as well: a client may begin to send and stop, and the server holds the part that came until the time limit ends. Bodies that
-//! anybody may send have a room of their own, so that strangers take nothing from callers with credentials. This module does not
-//! compress answers, because compression would hold up feeds.
+//! The length limit also applies after inflating, so that a small body cannot become a large one. All bodies together are limited as well:
+//! a client may stop in the middle of a body, and the server then holds the part that it has received until the time limit. Bodies that
+//! anybody may send have their own limits, so that strangers take nothing from callers with credentials. This module does not compress
+//! answers, because compression would hold up feeds.
 
 use std::{io::Read, sync::Arc, time::Duration};
 
@@ -23,33 +23,33 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest body, in bytes, that is accepted without credentials.
 const ANONYMOUS_LEN_MAX: usize = 16 << 10;
 
-/// The limit of bodies without credentials that are received concurrently.
+/// The maximum number of bodies without credentials that are received concurrently.
 const ANONYMOUS_AT_ONCE_MAX: usize = 64;
 
 const ANONYMOUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The limit of bodies that are inflated concurrently, each on its own thread: a large one keeps a core busy for a while.
+/// The maximum number of bodies that are inflated concurrently, each on its own thread: a large one keeps a core busy for a while.
 const INFLATED_AT_ONCE_MAX: usize = 2;
 
-/// A permit of a room is for so many bytes.
+/// How many bytes of room one permit is for.
 const UNIT: usize = 1 << 10;
 
-/// The room that bodies take.
+/// The memory that bodies may take.
 #[derive(Debug)]
 pub(super) struct Bodies {
     env: Env,
-    /// The most bytes of a body, before and after inflating.
+    /// The maximum size of a body, before and after inflating, in bytes.
     len_max: usize,
     room: Arc<Semaphore>,
-    /// The room for what feeds keep of their bodies. It is another one, so that lasting feeds do not hold up other requests.
+    /// The room for what feeds keep of their bodies. It is separate, so that lasting feeds do not hold up other requests.
     kept: Arc<Semaphore>,
-    /// A permit for each body of a caller who may be anybody.
+    /// One permit for each body of an unauthenticated caller.
     anonymous: Semaphore,
     inflating: Arc<Semaphore>,
 }
 
 impl Bodies {
-    /// Makes room for bodies of `len_max` bytes each, and of `all_len_max` together.
+    /// Makes room for bodies of `len_max` bytes each, and `all_len_max` bytes together.
     pub fn new(env: &Env, len_max: usize, all_len_max: usize) -> Self {
         let room = || Arc::new(Semaphore::new((all_len_max / UNIT).min(Semaphore::MAX_PERMITS)));
         let [anonymous, inflating] = [ANONYMOUS_AT_ONCE_MAX, INFLATED_AT_ONCE_MAX].map(Semaphore::new);
@@ -63,21 +63,21 @@ impl Bodies {
         }
     }
 
-    /// Takes room for `len` bytes that a feed keeps. Fails with 503 if there is none.
+    /// Takes room for `len` bytes that a feed keeps. Fails with 503 if there is no room.
     pub fn keep(&self, len: usize) -> Result<OwnedSemaphorePermit, Failure> {
         take(&self.kept, len)
     }
 }
 
-/// Takes room for `len` bytes. Fails with 503 if there is none.
+/// Takes room for `len` bytes. Fails with 503 if there is no room.
 fn take(room: &Arc<Semaphore>, len: usize) -> Result<OwnedSemaphorePermit, Failure> {
     let units = u32::try_from(len.div_ceil(UNIT)).map_err(|_| full())?;
     Arc::clone(room).try_acquire_many_owned(units).map_err(|_| full())
 }
 
-/// The answer to a body for which there is no room.
+/// Returns the answer to a body for which there is no room.
 fn full() -> Failure {
-    let reason = "The server holds too many bodies of requests. Try again.";
+    let reason = "The server holds too many request bodies. Try again.";
     let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason);
     failure.retry_after(Duration::from_secs(1))
 }
@@ -92,12 +92,12 @@ impl AsRef<[u8]> for Held {
 }
 
 impl Bodies {
-    /// Reads and inflates the body of a request with these headers. Fails with 413 if it is too long, with 408 if it does not come
-    /// in time, with 415 if its encoding is unknown, with 400 if it breaks off or does not match its encoding, and with 503 if there
-    /// is no room.
+    /// Reads and inflates the body of a request with these headers. Fails with 413 if it is too long, with 408 if it does not arrive in
+    /// time, with 415 if its encoding is unknown, with 400 if it breaks off or does not match its encoding, and with 503 if there is no
+    /// room.
     pub async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Failure> {
         let (is_packed, len_max) = (is_packed(headers)?, self.len_max);
-        // A client that waits for `100 Continue` need not send what is refused.
+        // This comes first, so that a client that waits for `100 Continue` does not have to send a body that is refused.
         let declared = body.size_hint().exact();
         if declared.is_some_and(|len| len > len_max as u64) {
             return Err(too_large(len_max));
@@ -105,7 +105,7 @@ impl Bodies {
         let mut room = take(&self.room, declared.unwrap_or_default() as usize)?;
         let bytes = self
             .read(body, len_max, BODY_TIMEOUT, |len| {
-                // What is not declared is moved as it grows.
+                // A body without a declared length is moved as it grows.
                 let grows = if declared.is_none() { 3 * len } else { 0 };
                 room.merge(take(&self.room, grows)?);
                 Ok(())
@@ -124,8 +124,8 @@ impl Bodies {
         Ok(Bytes::from_owner(Held(plain, room)))
     }
 
-    /// Reads and inflates a body that anybody may send, such as a log-in. It fails as [`Bodies::receive`] does, but takes nothing of the
-    /// room of others: strangers who begin to send and stop would fill that.
+    /// Reads and inflates a body that anybody may send, such as a log-in. It fails as [`Bodies::receive`] does, but uses none of the room
+    /// for other bodies: strangers who begin to send and stop could fill that.
     pub async fn receive_anonymous(&self, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, Failure> {
         let is_packed = is_packed(headers)?;
         let _turn = self.anonymous.try_acquire().map_err(|_| full())?;
@@ -133,7 +133,7 @@ impl Bodies {
         if is_packed { inflate(&bytes, ANONYMOUS_LEN_MAX, ANONYMOUS_LEN_MAX) } else { Ok(bytes) }
     }
 
-    /// Receives at most `len_max` bytes within `limit`. `make_room` is called for each part before it is kept.
+    /// Receives at most `len_max` bytes within `limit`. Calls `make_room` with the length of each part before it keeps the part.
     async fn read(
         &self,
         mut body: Body,
@@ -142,11 +142,11 @@ impl Bodies {
         mut make_room: impl FnMut(usize) -> Result<(), Failure>,
     ) -> Result<Vec<u8>, Failure> {
         let read = async {
-            // A vector that grows by doubling would take up to three times the memory of its bytes while it is moved.
+            // A vector that grows by doubling can take up to three times the memory of its bytes while it is moved.
             let declared = body.size_hint().exact().unwrap_or_default();
             let mut bytes = Vec::with_capacity((declared as usize).min(len_max));
             while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|_| Failure::bad_request("The body has broken off."))?;
+                let frame = frame.map_err(|_| Failure::bad_request("The body broke off."))?;
                 let Ok(data) = frame.into_data() else { continue };
                 if bytes.len() + data.len() > len_max {
                     return Err(too_large(len_max));
@@ -159,7 +159,7 @@ impl Bodies {
         tokio::select! {
             read = read => read,
             () = self.env.sleep(limit) => {
-                let reason = "The body did not come in time.";
+                let reason = "The body did not arrive in time.";
                 Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason))
             }
         }
@@ -174,19 +174,19 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, Failure> {
         "identity" if encodings.next().is_none() => Ok(false),
         "gzip" | "x-gzip" if encodings.next().is_none() => Ok(true),
         _ => {
-            let reason = "The Content-Encoding of a body has to be gzip or identity.";
+            let reason = "The Content-Encoding of a body must be gzip or identity.";
             Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "bad_content_encoding", reason))
         }
     }
 }
 
-/// The inflated length that the trailer of the gzip member states (RFC 1952, section 2.3.1).
+/// Returns the inflated length according to the trailer of the gzip member (RFC 1952, section 2.3.1).
 fn plain_len(packed: &[u8]) -> usize {
     packed.last_chunk().map_or(0, |len| u32::from_le_bytes(*len) as usize)
 }
 
-/// Inflates a body of one gzip member to at most `room` bytes, for which there is room. It stops as soon as there are more. Each member costs as
-/// much as a large one, so thousands of empty ones in a small body are refused at the first.
+/// Inflates a body of one gzip member to at most `room` bytes, and stops as soon as there are more. An empty member costs as much as a
+/// large one, so a small body with thousands of empty ones is refused after the first.
 fn inflate(packed: &[u8], room: usize, len_max: usize) -> Result<Vec<u8>, Failure> {
     let (mut plain, mut decoder) = (Vec::with_capacity(room), GzDecoder::new(packed));
     let inflated = decoder.by_ref().take(room as u64 + 1).read_to_end(&mut plain);
@@ -198,7 +198,7 @@ fn inflate(packed: &[u8], room: usize, len_max: usize) -> Result<Vec<u8>, Failur
         return Err(Failure::bad_request("The body is not gzip, as its Content-Encoding says."));
     }
     if !decoder.into_inner().is_empty() {
-        return Err(Failure::bad_request("The body goes on after its gzip member: send it as one."));
+        return Err(Failure::bad_request("The body continues after its gzip member: send it as one member."));
     }
     Ok(plain)
 }

@@ -1,6 +1,6 @@
-//! [`Caller`] is the one who sent a request. [`Grant`] says what a caller may do, and [`OpenFeeds`] how many lasting feeds it has.
+//! [`Caller`] is who sent a request. [`Grant`] says what a caller may do, and [`OpenFeeds`] counts the lasting feeds of each caller.
 //!
-//! Roles are words, as in CouchDB. The roles of the server begin with an underscore; only a layer knows the meaning of others.
+//! Roles are words, as in CouchDB. The server's own roles begin with an underscore; only a layer knows the meaning of the others.
 
 use std::{
     collections::HashMap,
@@ -25,9 +25,9 @@ use crate::base::{
 /// The permission that a route requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Permission {
-    /// The caller is known. The route itself decides what the caller may see.
+    /// The caller must be known. The route itself decides what the caller may see.
     Known,
-    /// The caller may read which databases there are, and what happens to them.
+    /// The caller may read which databases exist, and what happens to them.
     Updates,
     /// The caller may record events.
     Record,
@@ -66,11 +66,10 @@ const ROLES: [&str; 4] = [ADMIN, "_db_updates", "_events", "_metrics"];
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// The roles: `_admin` may do everything; `_db_updates` may read which databases there are and what happens to them; `_events`
-    /// may record events; `_metrics` may see the state of the node and the bus. A layer may have roles of its own.
+    /// The roles: `_admin` may do everything; `_db_updates` may read which databases exist and what happens to them; `_events` may record
+    /// events; `_metrics` may see the state of the node and the bus. A layer may have roles of its own.
     pub roles: Vec<String>,
-    /// The databases whose changes the caller may read, unless a layer decides otherwise: a name, or the beginning of names with
-    /// `*` after it.
+    /// The databases whose changes the caller may read, unless a layer decides otherwise: names, or prefixes of names followed by `*`.
     pub reads: Vec<String>,
 }
 
@@ -80,8 +79,8 @@ impl Grant {
         Self { roles: vec![ADMIN.to_owned()], reads: Vec::new() }
     }
 
-    /// Fails with [`Error::Invalid`] if a word could not stand in a line, or if it begins with an underscore but is no role of the
-    /// server.
+    /// Fails with [`Error::Invalid`] if a word cannot be part of a line, or if a role begins with an underscore but is not one of the
+    /// server's.
     pub fn check(&self) -> Result<()> {
         let bad = |word: &str, reason: &str| Err(Error::invalid("grant", format!("{word:?} {reason}")));
         for word in self.roles.iter().chain(&self.reads) {
@@ -121,7 +120,7 @@ impl fmt::Display for Grant {
 impl FromStr for Grant {
     type Err = Error;
 
-    /// Reads `roles=a,b reads=c,d`. Each part may appear once, or not at all.
+    /// Reads `roles=a,b reads=c,d`. Each part may appear at most once.
     fn from_str(text: &str) -> Result<Self> {
         let mut grant = Self::default();
         for part in text.split_whitespace() {
@@ -130,7 +129,7 @@ impl FromStr for Grant {
                 "roles" if grant.roles.is_empty() => &mut grant.roles,
                 "reads" if grant.reads.is_empty() => &mut grant.reads,
                 _ => {
-                    let reason = format!("{part:?} is neither roles=… nor reads=…, or stands there twice");
+                    let reason = format!("{part:?} is neither roles=… nor reads=…, or is given twice");
                     return Err(Error::invalid("grant", reason));
                 }
             };
@@ -141,7 +140,7 @@ impl FromStr for Grant {
     }
 }
 
-/// Who sent a request. Each admitted request has it among its extensions.
+/// Who sent a request. Each admitted request has the caller among its extensions.
 #[derive(Debug, Clone)]
 pub struct Caller {
     name: Arc<str>,
@@ -151,7 +150,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Makes a caller with this name, which is empty if it has none, and this grant.
+    /// Makes a caller with this grant and this name, which is empty if the caller has none.
     pub fn new(name: impl Into<Arc<str>>, grant: impl Into<Arc<Grant>>) -> Self {
         Self { name: name.into(), grant: grant.into(), valid: None }
     }
@@ -167,7 +166,7 @@ impl Caller {
         &self.name
     }
 
-    /// Returns the roles of the server and the roles that only a layer knows.
+    /// Returns the roles: those of the server, and those that only a layer knows.
     pub fn roles(&self) -> &[String] {
         &self.grant.roles
     }
@@ -199,7 +198,7 @@ impl Caller {
         }
     }
 
-    /// Fails, in CouchDB's words, unless the caller has this permission.
+    /// Fails with CouchDB's messages unless the caller has this permission.
     pub(super) fn check(&self, permission: Permission) -> Result<(), Failure> {
         let has =
             permission == Permission::Known || permission.role().is_some_and(|role| self.grant.has(role));
@@ -226,14 +225,14 @@ pub(super) struct OpenFeeds(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
 pub(super) struct FeedPermit(Arc<AtomicUsize>);
 
 impl OpenFeeds {
-    /// Takes a place for a feed of `name`, which may have `most`. Fails with 429 if there is none left.
+    /// Takes a place for a feed of `name`, which may have at most `most` feeds. Fails with 429 if no place is left.
     pub fn enter(&self, name: &str, most: usize) -> Result<FeedPermit, Failure> {
         let mut names = self.0.lock();
         names.retain(|_, open| open.load(Ordering::Relaxed) > 0);
         let open = Arc::clone(names.entry(name.into()).or_default());
         let feeds = open.load(Ordering::Relaxed);
         if feeds >= most {
-            let reason = format!("You have {feeds} feeds open, and may have no more.");
+            let reason = format!("You have {feeds} open feeds, and may not open more.");
             return Err(Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason));
         }
         open.fetch_add(1, Ordering::Relaxed);

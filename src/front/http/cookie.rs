@@ -1,10 +1,9 @@
 //! [`Sessions`] signs and verifies the cookies of `/_session`.
 //!
-//! A cookie names its user, the time until which it is valid, and the end of its session. `GET /_session` renews it: the new one is
-//! valid for longer, but never beyond the end, which only a log-in sets. So a stolen cookie works for some hours at most. It is
-//! signed with a key of the process, or with a key of the configuration, so that several nodes accept each other's cookies. The
-//! signature also covers the digest of the secret, so a new secret ends the sessions of the old one. The server stores nothing, so
-//! it cannot end a single session.
+//! A cookie contains the name of its user, when it expires, and when its session ends. `GET /_session` renews it: the new cookie is valid
+//! for longer, but never beyond the end, which only a log-in sets. So a stolen cookie works for a few hours at most. It is signed with a
+//! key of the process, or with a key of the configuration, so that several nodes accept each other's cookies. The signature also covers the
+//! digest of the secret, so a new secret ends the sessions of the old one. The server stores nothing, so it cannot end a single session.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,15 +14,15 @@ use sha2::Sha256;
 
 const COOKIE: &str = "AuthSession";
 
-/// How long a cookie lasts that is not renewed.
+/// How long a cookie is valid unless it is renewed.
 const UNRENEWED_MAX: Duration = Duration::from_hours(1);
 
-/// How long a session lasts in all.
+/// How long a session can last in total.
 const SESSION_MAX: Duration = Duration::from_hours(12);
 
 const SIGNATURE_LEN: usize = 32;
 
-/// Returns the time of the wall clock in milliseconds.
+/// Returns the wall-clock time in milliseconds.
 pub(super) fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64)
 }
@@ -36,7 +35,7 @@ pub(super) struct Sessions(Hmac<Sha256>);
 pub(super) struct NewCookie {
     /// An empty value ends the session in the client.
     pub value: String,
-    /// How long it is valid.
+    /// How long the cookie is valid.
     age: Duration,
 }
 
@@ -59,8 +58,8 @@ impl Sessions {
         NewCookie { value: Base64UrlUnpadded::encode_string(&bytes), age }
     }
 
-    /// Returns the name of the user that the value of a cookie names, and the cookie that renews it, if the signature is right and the
-    /// cookie is valid; `digest_of` finds the digest of a name's secret.
+    /// Returns the name of the user in the cookie with this value, and a cookie that renews it, if the signature is right and the cookie
+    /// has not expired. `digest_of` finds the digest of a name's secret.
     pub fn verify(
         &self,
         value: &str,
@@ -85,7 +84,7 @@ impl Sessions {
 }
 
 impl NewCookie {
-    /// Makes the header that sets the cookie. Behind TLS, browsers return the cookie over TLS only.
+    /// Makes the header that sets the cookie. If the request came over TLS, browsers send the cookie only over TLS.
     pub fn header(&self, request: &HeaderMap) -> HeaderValue {
         let Self { value, age } = self;
         let is_https = |proto: &HeaderValue| proto.as_bytes().eq_ignore_ascii_case(b"https");
@@ -133,7 +132,7 @@ mod tests {
         }
     }
 
-    /// Regression: a session in use had no end.
+    /// Regression: a session in use never ended.
     #[test]
     fn a_session_that_is_renewed_ends_with_its_first_end() {
         let sessions = Sessions::new("1");

@@ -1,13 +1,13 @@
-//! [`Credentials`] recognizes callers by secrets and by the cookies of sessions.
+//! [`Credentials`] recognizes callers by secrets and by session cookies.
 //!
-//! Secrets are long and random, so nobody guesses one. That is why there is no slow hash, no lock-out and no queue: a wrong secret
-//! costs as little as a right one. The configuration holds the SHA-256 of each secret.
+//! Secrets are long and random, so nobody can guess one. That is why there is no slow hash, no lock-out and no queue: a wrong secret costs
+//! as little as a right one. The configuration holds the SHA-256 of each secret.
 //!
 //! # Invariants
 //!
-//! 1. One function ([`Table::find`]) decides about all secrets. It compares with every line in constant time, and looks at the name
-//!    only after a line has matched. So the time tells neither which names exist nor which line matched.
-//! 2. No two lines have the same name or the same secret. So a secret stands for one name, and a removed line leaves nothing behind.
+//! 1. One function ([`Table::find`]) decides about all secrets. It compares with every line in constant time, and looks at the name only
+//!    after a line has matched. So the timing reveals neither which names exist nor which line matched.
+//! 2. No two lines have the same name or the same secret. So a secret belongs to one name, and removing a line leaves nothing behind.
 
 use std::{convert::Infallible, env, fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
 
@@ -24,16 +24,16 @@ use super::{
 };
 use crate::base::error::{Error, Result};
 
-/// 128 bits in hexadecimal digits.
+/// The length of 128 bits in hexadecimal digits.
 const SECRET_LEN_MIN: usize = 32;
 
 /// The prefix of the line with the key that signs sessions.
 const SESSIONS: &str = "sessions:key:";
 
-/// What stands between a name and the digest of its secret.
+/// What separates a name from the digest of its secret.
 const DIGEST: &str = "sha256:";
 
-/// How often a file of credentials is read.
+/// The interval at which a credentials file is read.
 const REREAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where systemd puts the credentials of a service.
@@ -42,8 +42,8 @@ const SERVICE_FOLDER: &str = "CREDENTIALS_DIRECTORY";
 /// A SHA-256, or another 32 bytes, as hexadecimal digits in lower case.
 type Digits = String;
 
-/// Names with the digests of their secrets, as a configuration holds them. A caller sends the secret as a bearer token, as the
-/// password of its name, or once to begin a session. Clones share the lines.
+/// The lines of a configuration: names with the digests of their secrets. A caller sends the secret as a bearer token, as the password for
+/// its name, or once to begin a session. Clones share the lines.
 ///
 /// ```
 /// use notibus::http::Credentials;
@@ -64,10 +64,10 @@ pub struct Credentials(Arc<Inner>);
 
 /// The state that clones share.
 struct Inner {
-    /// Signs sessions if no line has a key.
+    /// The key that signs sessions if no line has one.
     own_key: Digits,
     table: RwLock<Table>,
-    /// Why the file was not taken when it was last read.
+    /// Why the file was rejected when it was last read.
     trouble: Mutex<Option<String>>,
 }
 
@@ -95,9 +95,9 @@ impl Line {
 }
 
 impl Credentials {
-    /// Returns a new secret: 32 random bytes of the operating system, as hexadecimal digits.
+    /// Returns a new secret: 32 random bytes from the operating system, as hexadecimal digits.
     ///
-    /// Fails with [`Error::Invalid`] if the operating system has none.
+    /// Fails with [`Error::Invalid`] if the operating system provides none.
     pub fn new_secret() -> Result<String> {
         random()
     }
@@ -105,9 +105,9 @@ impl Credentials {
     /// Returns the line of a configuration for `name` with `secret`. It makes `name` an admin, unless you append a space and a
     /// [`Grant`]. Logs, limits and layers use the name.
     ///
-    /// Take the secret from [`Credentials::new_secret`], or from a source of the same kind: nothing here slows down those who try
-    /// the secrets that people choose. Fails with [`Error::Invalid`] if the secret has less than 32 characters, if a character is
-    /// not visible ASCII, or if the name is empty, begins with `#`, begins or ends with a space, or has a colon or a line break.
+    /// Take the secret from [`Credentials::new_secret`], or from a source as good: nothing here slows down an attacker who tries secrets
+    /// that people would choose. Fails with [`Error::Invalid`] if the secret has fewer than 32 characters, if a character is not visible
+    /// ASCII, or if the name is empty, begins with `#`, begins or ends with a space, or has a colon or a line break.
     pub fn line(name: &str, secret: &str) -> Result<String> {
         check_name(name)?;
         if secret.len() < SECRET_LEN_MIN || !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -117,10 +117,10 @@ impl Credentials {
         Ok(format!("{name}:{DIGEST}{}", sha(secret)))
     }
 
-    /// Takes the lines of `text` instead of the present ones. From now on a secret that they lack is refused, and so are the
-    /// sessions that began with it; its open feeds end. Empty text refuses everybody.
+    /// Replaces the current lines with those of `text`. From now on a secret that is not in them is refused, and so are the sessions that
+    /// began with it; its open feeds end. With an empty text everybody is refused.
     ///
-    /// Fails with [`Error::Invalid`] as parsing does; then the present lines stay.
+    /// Fails with [`Error::Invalid`] if `text` cannot be parsed; the current lines then stay.
     pub fn replace(&self, text: &str) -> Result<()> {
         let mut table: Table = text.parse()?;
         let mut present = self.0.table.write();
@@ -137,14 +137,14 @@ impl Credentials {
 
     /// Reads the lines of `file`.
     ///
-    /// Fails with [`Error::Invalid`] if the file is unreadable or malformed, or if others than its owner may read or write it.
+    /// Fails with [`Error::Invalid`] if the file is unreadable or malformed, or if users other than its owner may read or write it.
     pub fn read(file: &Path) -> Result<Self> {
         let of_file = |error: Error| Error::invalid("credentials", format!("{}: {error}", file.display()));
         read(file).and_then(|text| text.parse()).map_err(of_file)
     }
 
-    /// Reads `file` again and again, and takes its lines as [`Credentials::replace`] does, within two seconds of a change. If the file
-    /// is no good, the lines read before stay valid; the log says so once, and the status says so until the file is valid again.
+    /// Reads `file` again and again, and uses its lines as [`Credentials::replace`] does, within two seconds of a change. If the file is
+    /// invalid, the lines read before stay valid; the log says so once, and the status says so until the file is valid again.
     pub async fn follow(&self, file: &Path) -> Infallible {
         let mut last = None;
         loop {
@@ -167,12 +167,12 @@ impl Credentials {
         }
     }
 
-    /// Returns why the file was not taken when it was last read.
+    /// Returns why the file was rejected when it was last read; `None` if it was not.
     pub(super) fn trouble(&self) -> Option<String> {
         self.0.trouble.lock().clone()
     }
 
-    /// Returns the caller that the credentials in `headers` name. Fails with 401 if there are no credentials or wrong ones.
+    /// Returns the caller that the credentials in `headers` identify. Fails with 401 if there are no credentials, or wrong ones.
     pub(super) fn check(&self, headers: &HeaderMap, now_ms: u64) -> Result<Caller, Failure> {
         let mut values = headers.get_all(header::AUTHORIZATION).iter();
         let Some(value) = values.next() else {
@@ -182,13 +182,13 @@ impl Credentials {
             };
         };
         if values.next().is_some() {
-            // A proxy in front may have checked the other one.
+            // A proxy in front may have checked the other header.
             return Err(Failure::bad_request("There are several headers Authorization."));
         }
         value.to_str().ok().and_then(|value| self.find(value)).ok_or_else(wrong)
     }
 
-    /// Returns the caller that the value of an `Authorization` header names.
+    /// Returns the caller that the value of an `Authorization` header identifies.
     fn find(&self, value: &str) -> Option<Caller> {
         let (scheme, given) = value.split_once(' ')?;
         let table = self.0.table.read();
@@ -232,8 +232,7 @@ impl Credentials {
 }
 
 impl Table {
-    /// Returns the line of `secret`, if it belongs to `name`; to anybody, if there is no name. The work is the same for all names
-    /// and secrets.
+    /// Returns the line with `secret`, if its name is `name` or no name was given. The work is the same for all names and secrets.
     fn find(&self, name: Option<&str>, secret: &str) -> Option<&Line> {
         let digest = sha(secret);
         let found = self.lines.iter().fold(None, |found, line| {
@@ -246,10 +245,10 @@ impl Table {
 impl FromStr for Credentials {
     type Err = Error;
 
-    /// Reads lines. [`Credentials::line`] makes them; each may end with a [`Grant`], and grants an admin's rights without one. Empty
-    /// lines are allowed, and comments after `#`. A line `sessions:key:` with 64 hexadecimal digits holds the key that signs the
-    /// cookies of sessions. Several nodes with the same key accept each other's cookies. Without such a line each process makes
-    /// its own key. Without any line nobody is known.
+    /// Parses lines as [`Credentials::line`] makes them; each may end with a [`Grant`], and without one it grants the rights of an admin.
+    /// Empty lines and comments that begin with `#` are allowed. A line `sessions:key:` with 64 hexadecimal digits holds the key that signs
+    /// the cookies of sessions. Several nodes with the same key accept each other's cookies. Without such a line each process makes its own
+    /// key. With no lines, nobody is known.
     fn from_str(text: &str) -> Result<Self> {
         let inner =
             Inner { own_key: random()?, table: RwLock::new(text.parse()?), trouble: Mutex::default() };
@@ -268,14 +267,14 @@ impl FromStr for Table {
                 continue;
             }
             if let Some(digits) = line.strip_prefix(SESSIONS) {
-                let key = digits_of(digits).ok_or_else(|| bad("64 hexadecimal digits have to follow"))?;
+                let key = digits_of(digits).ok_or_else(|| bad("64 hexadecimal digits must follow"))?;
                 if table.key.replace(key).is_some() {
-                    return Err(bad("there is a key already"));
+                    return Err(bad("there is already a key"));
                 }
                 continue;
             }
             let line = read_line(line).map_err(|error| bad(&error.to_string()))?;
-            // Nobody could say which of two secrets counts, or whose name a secret stands for.
+            // Otherwise it would be unclear which of two secrets counts, or which name a secret belongs to.
             if table.lines.iter().any(|known| known.name == line.name || known.digest == line.digest) {
                 return Err(bad("an earlier line has the same name or the same secret"));
             }
@@ -293,10 +292,11 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Reads a name with the digest of its secret and its grant. A line without a grant has that of an admin.
+/// Reads a name with the digest of its secret and its grant. A line without a grant has the grant of an admin.
 fn read_line(line: &str) -> Result<Line> {
     let invalid = || {
-        let reason = "a line is NAME:sha256: with 64 hexadecimal digits, and perhaps a grant after a space";
+        let reason =
+            "a line is NAME:sha256: with 64 hexadecimal digits, and optionally a grant after a space";
         Error::invalid("line", reason)
     };
     let (name, rest) = line.split_once(':').ok_or_else(invalid)?;
@@ -310,8 +310,8 @@ fn read_line(line: &str) -> Result<Line> {
     Ok(Line { name: name.into(), digest, grant: Arc::new(grant), valid: watch::Sender::new(()) })
 }
 
-/// Reads a file. Fails if users other than its owner may read or write it. The group may read what systemd has put there for the
-/// service: the group of a dynamic user is its own.
+/// Reads a file. Fails if users other than its owner may read or write it. The group may read files that systemd provides for the service,
+/// because a dynamic user has its own group.
 fn read(file: &Path) -> Result<String> {
     let failed = |error: std::io::Error| Error::invalid("credentials", error.to_string());
     #[cfg(unix)]
@@ -330,7 +330,7 @@ fn read(file: &Path) -> Result<String> {
     std::fs::read_to_string(file).map_err(failed)
 }
 
-/// Fails if a line could not begin with this name.
+/// Fails if a line cannot begin with this name.
 fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.starts_with('#') || name.trim() != name || name.contains([':', '\n', '\r']) {
         let reason =
@@ -340,12 +340,12 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The answer to wrong credentials, in CouchDB's words.
+/// Returns the answer to wrong credentials, with CouchDB's message.
 fn wrong() -> Failure {
     Failure::unauthorized("Name or password is incorrect.")
 }
 
-/// Returns 32 bytes from the operating system. Fails if it has none.
+/// Returns 32 random bytes from the operating system. Fails if it provides none.
 fn random() -> Result<Digits> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|error| Error::invalid("credentials", error.to_string()))?;
@@ -360,7 +360,7 @@ fn hex(bytes: &[u8; 32]) -> Digits {
     bytes.iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"))
 }
 
-/// Checks the digits of 32 bytes.
+/// Returns `text` in lower case if it is the hexadecimal digits of 32 bytes.
 fn digits_of(text: &str) -> Option<Digits> {
     (text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| text.to_ascii_lowercase())
 }
@@ -449,7 +449,7 @@ mod tests {
         assert!(check(&none, &bearer(BOB)).is_err());
     }
 
-    /// Cause: a feed was checked when it began and never again, so a name that was removed went on reading.
+    /// Cause: a feed was checked when it began and never again, so a removed name could continue to read.
     #[test]
     fn a_removed_or_changed_line_ends_its_sessions_and_callers_and_bad_lines_change_nothing() {
         let [anna, bob] = two();

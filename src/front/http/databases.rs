@@ -34,16 +34,16 @@ use crate::{
     store::Transaction,
 };
 
-/// Which databases there are, and what the layer knows about their documents.
+/// Which databases exist, and what the layer knows about their documents.
 ///
 /// Over HTTP the body of a document ([`DocSource::body`]) has to be its JSON object with `_id`, `_rev` and, if the document is
 /// deleted, `_deleted`.
 pub trait Databases: DocSource + 'static {
-    /// Returns the database that has `name` now, as `tx` sees it; `None` if there is none.
+    /// Returns the database that currently has `name`, as `tx` sees it; `None` if there is none.
     fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>>;
 
-    /// Returns the names of some databases after the name `after`, in order, for `/_all_dbs`; none if there are no more. Returns
-    /// `None` if the layer has that route itself. Default: `None`.
+    /// Returns the names of some databases after the name `after`, in order, for `/_all_dbs`, or an empty list if there are no more.
+    /// Returns `None` if the layer serves that route itself. Default: `None`.
     fn names<'a>(&'a self, _after: Option<&'a DbName>) -> BoxFuture<'a, Result<Option<Vec<DbName>>>> {
         Box::pin(ready(Ok(None)))
     }
@@ -54,8 +54,8 @@ pub trait Databases: DocSource + 'static {
     }
 
     /// Returns how a feed shows documents in the cases that the routers do not know: with a filter of the layer (`_selector`, `_view`, a
-    /// function of a design document), or with conflicts or attachments. Return `None` if the layer does not know either: then the request
-    /// gets 400. If the layer fails, the client gets its failure. Default: `None`.
+    /// function of a design document), or with conflicts or attachments. Return `None` if the layer does not know either; the request then
+    /// gets 400. If the layer fails, the client gets that failure. Default: `None`.
     fn lens<'a>(
         &'a self,
         _db: &'a Db,
@@ -71,21 +71,21 @@ pub trait Databases: DocSource + 'static {
 pub struct ChangesRequest {
     /// The name of a filter. The routers handle `_doc_ids` and `_design` themselves.
     pub filter: Option<String>,
-    /// The parameters of the filter, in the order in which they came.
+    /// The parameters of the filter, in the order in which they were given.
     pub parameters: Vec<(String, String)>,
     /// The body of the request: empty, or a JSON object, for example `{"selector":{}}`.
     pub body: Bytes,
-    /// Whether bodies should have their conflicts (`conflicts=true`).
+    /// Whether bodies should include conflicts (`conflicts=true`).
     pub conflicts: bool,
-    /// Whether bodies should have their attachments (`attachments=true`).
+    /// Whether bodies should include attachments (`attachments=true`).
     pub attachments: bool,
-    /// Who asks.
+    /// Who sent the request.
     pub caller: Caller,
 }
 
-/// How a layer shows documents to one feed. A lens gives their leaves and bodies, and decides which documents the feed has.
+/// How a layer shows documents to one feed. A view provides their leaves and bodies, and decides which documents are in the feed.
 pub trait DocView: DocSource + 'static {
-    /// Returns whether the feed has the row of `doc`. [`DocSource::body`] returned `body` for it.
+    /// Returns whether the row of `doc` is in the feed. `body` is what [`DocSource::body`] returned for the document.
     fn keeps<'a>(&'a self, doc: &'a DocSummary, body: Option<&'a Bytes>) -> BoxFuture<'a, Result<bool>>;
 }
 
@@ -96,8 +96,8 @@ pub(super) struct Catalogue {
 }
 
 impl Catalogue {
-    /// Returns the database that has `name` now. Fails with 404 if there is none, and with 403, in CouchDB's words, if `caller` may
-    /// not read it.
+    /// Returns the database that currently has `name`. Fails with 404 if there is none, and with 403 if `caller` may not read it, both with
+    /// CouchDB's messages.
     pub async fn find(&self, name: &str, caller: &Caller) -> Result<Db, Failure> {
         let missing = || Failure::not_found("Database does not exist.");
         let name = DbName::new(name).map_err(|_| missing())?;
@@ -109,7 +109,7 @@ impl Catalogue {
         Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", "You are not allowed to access this db."))
     }
 
-    /// Returns the next names after `after`, as [`Databases::names`] does.
+    /// Waits for a turn to read, and returns the next names after `after`, as [`Databases::names`] does.
     async fn names(&self, after: Option<&DbName>) -> Result<Option<Vec<DbName>>> {
         let _turn = self.inner.reads.acquire().await.expect("the semaphore is never closed");
         self.databases.names(after).await
@@ -117,8 +117,8 @@ impl Catalogue {
 }
 
 impl Api {
-    /// Serves `/_up` for everyone, `/_all_dbs` for callers that may read `_db_updates`, and `/{db}` of `databases` for callers that
-    /// may read the database. It is for servers without a layer; a layer has these routes itself.
+    /// Serves `/_up` for everyone, `/_all_dbs` for callers that may read `_db_updates`, and `/{db}` of `databases` for callers that may
+    /// read the database. This is for servers without a layer; a layer has these routes itself.
     pub fn catalogue(&self, databases: Arc<dyn Databases>) -> Router {
         let catalogue = Arc::new(Catalogue { inner: Arc::clone(&self.inner), databases });
         let routed =
@@ -129,14 +129,14 @@ impl Api {
             .merge(self.limited(routed("/{db}", get(info)), Permission::Known))
     }
 
-    /// Returns the databases that the recorded events describe. Use them for [`Api::changes`] if there is no layer in the process.
-    /// They know about documents only what the changes say.
+    /// Returns the databases that the recorded events describe. Use them for [`Api::changes`] if there is no layer in the process. About
+    /// documents they know only what the changes say.
     pub fn recorded_databases(&self) -> Arc<dyn Databases> {
         Arc::new(Recorded(self.inner.feed.clone()))
     }
 }
 
-/// Answers with the names of all databases. CouchDB's parameters for a part of them are refused.
+/// Answers with the names of all databases. CouchDB's parameters for a part of the list are refused.
 async fn list(State(catalogue): State<Arc<Catalogue>>, parts: Parts) -> Answered {
     parameters(&parts, &[])?;
     let page = catalogue.names(None).await?.ok_or_else(|| Failure::not_found("missing"))?;
@@ -144,11 +144,11 @@ async fn list(State(catalogue): State<Arc<Catalogue>>, parts: Parts) -> Answered
     Ok(respond(WireFormat::Array, Body::from_stream(stream::try_unfold(listing, Listing::next))))
 }
 
-/// A list of names that is being sent. It reads a page when the client has room for it, so a client that does not read holds one
-/// page of some 64 KB, and its text, however many databases there are and however long their names.
+/// A list of names that is being sent. It reads a page when the client can take more, so a client that does not read costs one page of
+/// about 64 KB, and its text, however many databases there are and however long their names are.
 struct Listing {
     catalogue: Arc<Catalogue>,
-    /// The names that were read and not sent.
+    /// The names that were read but not yet sent.
     page: Vec<DbName>,
     /// The last name that was sent.
     last: Option<DbName>,
@@ -158,7 +158,7 @@ struct Listing {
 }
 
 impl Listing {
-    /// Returns the next bytes of the list. A failure cuts the connection off.
+    /// Returns the next bytes of the list. A failure cuts off the connection.
     async fn next(mut self) -> Result<Option<(Bytes, Self)>> {
         if self.is_over {
             return Ok(None);
@@ -166,7 +166,7 @@ impl Listing {
         if self.page.is_empty() {
             self.page = self.catalogue.names(self.last.as_ref()).await?.unwrap_or_default();
         }
-        // The rest is read again.
+        // The names that are cut off are read again.
         PageSize::new(self.page.len()).cut(&mut self.page, |name| name.as_str().len());
         let mut bytes = Vec::new();
         for name in &self.page {
@@ -193,7 +193,7 @@ async fn info(
     let db = catalogue.find(&name, &caller).await?;
     let row = catalogue.inner.feed.newest(&db.name).await?;
     let update_seq = row.map_or_else(|| "0".to_owned(), |row| row.sequence.to_string());
-    // CouchDB's clients take a database for another one if this value changes, so it identifies the creation.
+    // CouchDB's clients consider a database to be another one if this value changes, so it identifies the creation.
     let known = json!({ "db_name": db.name, "update_seq": update_seq, "instance_start_time": db.instance });
     Ok(answer(StatusCode::OK, &known))
 }
@@ -214,5 +214,5 @@ impl Databases for Recorded {
     }
 }
 
-/// The bus knows about these documents only what their changes say.
+/// About these documents the bus knows only what their changes say.
 impl DocSource for Recorded {}

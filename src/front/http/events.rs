@@ -1,8 +1,8 @@
-//! `/_notibus/events` records events of databases that a layer keeps elsewhere. It serves layers that are not written in Rust.
+//! `/_notibus/events` records events of databases that a layer stores elsewhere. It is for layers that are not written in Rust.
 //!
-//! Such a layer knows only names. The bus finds out which creation of a name an event belongs to: it reads the row of the name and
-//! the events that wait to be folded into it. Two requests that create or delete the same name conflict on a key that holds no
-//! value, and the store retries one of them. Requests that only update a known database conflict with nobody.
+//! Such a layer knows only names. The bus finds out which creation of a name an event belongs to: it reads the row of the name and the
+//! events that are not yet folded into it. Two requests that create or delete the same name conflict on a key that holds no value, and the
+//! store retries one of them. Requests that only update a known database conflict with nobody.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -34,10 +34,10 @@ use crate::{
     store::Transaction,
 };
 
-/// The most bytes of an `Idempotency-Key`.
+/// The maximum length of an `Idempotency-Key`, in bytes.
 const KEY_LEN_MAX: usize = 255;
 
-/// The most events of a request.
+/// The maximum number of events in a request.
 const EVENTS_MAX: usize = 10_000;
 
 /// How many names are looked up at once.
@@ -58,8 +58,8 @@ struct Event {
 }
 
 impl Api {
-    /// Serves `/_notibus/events`. The posted events are all that the bus knows about these databases. Layers in Rust record events
-    /// in their own transactions and do not need this route.
+    /// Serves `/_notibus/events`. The bus knows these databases only by the events that are posted. Layers in Rust record events in their
+    /// own transactions and do not need this route.
     pub fn events(&self) -> Router {
         self.guarded(routes("/_notibus/events", [("", "POST", post(answer))]), Permission::Record)
     }
@@ -91,18 +91,18 @@ fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
     Ok(events)
 }
 
-/// The answer to a `body` that is refused because of this error. It names the event.
+/// Returns the answer to a `body` that is refused because of this error. The answer names the event.
 fn refused(body: &[u8], error: &serde_json::Error) -> Failure {
     let events: Vec<Value> = serde_json::from_slice(body).unwrap_or_default();
     let mut read = events.into_iter().map(serde_json::from_value::<Event>).enumerate();
     let bad = read.find_map(|(place, event)| Some((place + 1, event.err()?)));
     Failure::bad_request(match bad {
         Some((place, error)) => format!("Event {place}: {error}; none was recorded."),
-        None => format!("The body has to be as [{{\"db\":\"a\",\"type\":\"updated\"}}]: {error}"),
+        None => format!("The body must look like [{{\"db\":\"a\",\"type\":\"updated\"}}]: {error}"),
     })
 }
 
-/// Reads `body` like the body of a request, for tests.
+/// Reads `body` as the body of a request, for tests.
 #[cfg(feature = "test-util")]
 pub(crate) fn decode_events(body: &[u8]) {
     drop(read(body));
@@ -112,7 +112,7 @@ pub(crate) fn decode_events(body: &[u8]) {
 struct Once {
     /// A digest of the key and of the caller's name.
     key: [u8; 16],
-    /// A digest of the body: the result of the run.
+    /// A digest of the body, which is stored as the result of the run.
     events: [u8; 16],
 }
 
@@ -123,7 +123,7 @@ impl Once {
         let mut keys = parts.headers.get_all("idempotency-key").iter();
         let Some(key) = keys.next() else { return Ok(None) };
         if key.is_empty() || key.len() > KEY_LEN_MAX || keys.next().is_some() {
-            let reason = format!("There is one Idempotency-Key at most, of 1 to {KEY_LEN_MAX} characters.");
+            let reason = format!("A request may have one Idempotency-Key, of 1 to {KEY_LEN_MAX} characters.");
             return Err(Failure::bad_request(reason));
         }
         let caller = caller(&parts.extensions);
@@ -132,7 +132,7 @@ impl Once {
     }
 }
 
-/// The database that a name stands for.
+/// The database that a name refers to.
 #[derive(Debug, Clone, Copy)]
 struct KnownInstance {
     /// The last creation of the name.
@@ -140,7 +140,7 @@ struct KnownInstance {
     is_deleted: bool,
 }
 
-/// Records `events` in one transaction, exactly once. If there is a key, repeated requests record nothing.
+/// Records `events` in one transaction, exactly once. If there is a key, a repeated request records nothing.
 async fn record(
     inner: &Inner,
     events: &[Event],
@@ -171,25 +171,25 @@ async fn record(
         .await
 }
 
-/// Returns the database that `name` stands for. The read conflict makes two transactions conflict if both change this.
+/// Returns the database that `name` refers to. Its read conflict makes two transactions conflict if both change what the name refers to.
 async fn look_up(
     feed: &NotificationFeed,
     tx: &Transaction,
     name: DbName,
 ) -> Result<(DbName, Option<KnownInstance>)> {
-    // This comes before any write to the key, which would hide the conflict.
+    // This must come before any write to the key, which would hide the conflict.
     tx.add_read_conflict(&feed.context.keys.name(&name));
     let row = row_if_folded(&feed.context, tx, &name).await?;
     let known = row.map(|row| KnownInstance { instance: row.instance, is_deleted: row.is_deleted() });
     Ok((name, known))
 }
 
-/// Records `event` for the database that its name stands for, and updates `known`.
+/// Records `event` for the database that its name refers to, and updates `known`.
 ///
-/// Each `created` makes a new database, unless the event names the instance that is known. If the name was in use, its old database
-/// must have been deleted without an event, so this records the deletion, too. If nothing is known about a database, it is older
-/// than the bus. An event of a deleted database is counted, but does not bring the database back. An event of a replaced instance
-/// is recorded for that instance, where it changes nothing.
+/// Each `created` makes a new database, unless the event names the known instance. If the name was in use, its old database must have been
+/// deleted without an event, so this records the deletion, too. A database about which nothing is known is older than the bus. An event of
+/// a deleted database is counted, but does not bring the database back. An event of a replaced instance is recorded for that instance,
+/// where it has no effect.
 fn record_one(
     tx: &Transaction,
     producer: &Producer,
@@ -202,7 +202,7 @@ fn record_one(
     let is_known = event.instance.is_some_and(|meant| known.is_some_and(|known| known.instance == meant));
     if event.kind == EventKind::Created {
         if is_known {
-            // This is a repeated post.
+            // The event was posted before.
             return;
         }
         if let Some(old) = known.filter(|known| !known.is_deleted) {

@@ -1,5 +1,5 @@
-//! The administration of a bus: its state, nodes, feeds and consumers, as JSON, which the command prints as tables. `/_notibus/` is a
-//! page that shows the state.
+//! The administration of a bus: its state, nodes, feeds and consumers, as JSON, which the `notibus` command prints as tables. `/_notibus/`
+//! is a page that shows the state.
 
 use std::time::Duration;
 
@@ -42,72 +42,71 @@ use crate::{
     },
 };
 
-/// The most rows of a page, and how many it has if nothing is said.
+/// The maximum and the default number of rows in a page.
 const PAGE_ROWS: usize = 1_000;
 
-/// How many deferred ids are read at once.
+/// How many deferred ids are read for a page.
 const PAGE_IDS: usize = 1_000;
 
-/// How old the figures of the bus may be that metrics have: they cost some reads.
+/// How old the figures of the bus in the metrics may be. Getting new ones costs some reads.
 const FRESH_FOR: Duration = Duration::from_secs(5);
 
-/// How long it may take to count the rows that the tail has not read.
+/// How long counting the rows that the tail has not read may take.
 const UNDELIVERED_MAX: Duration = Duration::from_secs(2);
 
-/// The methods of a route that only reads.
+/// The methods of a read-only route.
 const READS: &str = "GET,HEAD";
 
-/// A consumer, as it is posted.
+/// The body of a request to create a consumer.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PostedConsumer {
     name: String,
-    /// The feed that it follows: `notifications`, or the instance of a database for the changes of its documents.
+    /// The feed that the consumer follows: `notifications`, or the instance of a database, for the changes to its documents.
     feed: Option<String>,
-    /// A glob on the names of the databases that it wants.
+    /// A glob for the names of the databases that the consumer wants.
     names: Option<String>,
-    /// Where it starts: `now`, `0`, or after a sequence.
+    /// Where the consumer starts: `now`, `0`, or after a sequence.
     start: Option<String>,
-    /// After how many milliseconds without a member it is deleted.
+    /// After how many milliseconds without a member the consumer is deleted.
     expiry_ms: Option<u64>,
 }
 
-/// What to do with a consumer. Each action takes some of these.
+/// What to do with a consumer. Each action takes some of these fields.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Action {
-    /// Where to reset it to: `now`, `0`, or after a sequence.
+    /// Where to reset the consumer to: `now`, `0`, or after a sequence.
     to: Option<String>,
-    /// Reset or delete it also while nodes are its members.
+    /// Reset or delete the consumer even while nodes are its members.
     force: bool,
-    /// A glob on the ids to work on again.
+    /// A glob for the ids to work on again.
     filter: Option<String>,
-    /// Only ids that are deferred.
+    /// Work again only on ids that are deferred.
     deferred: bool,
-    /// The id to give up.
+    /// The id to give up on.
     id: Option<String>,
 }
 
-/// From which incarnation to raise it by one.
+/// The body of a request to raise the incarnation by one. It names the current one.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Raise {
     from: Option<u8>,
 }
 
-/// How to spread a feed.
+/// How many shards to spread a feed over.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReshardRequest {
     shards: u32,
-    /// The number of the scheme that routes ids to them; `None` keeps the present one.
+    /// The number of the scheme that routes ids to the shards; `None` keeps the current one.
     scheme: Option<u16>,
 }
 
 impl Api {
-    /// Serves the state of the node and the bus: `/_notibus/health/live` and `/_notibus/health/ready` for everyone,
-    /// `/_notibus/status` and `/_notibus/metrics` for admins and for callers with the role `_metrics`. The page `/_notibus/` shows
-    /// what its reader may request.
+    /// Serves the state of the node and the bus: `/_notibus/health/live` and `/_notibus/health/ready` for everyone, `/_notibus/status` and
+    /// `/_notibus/metrics` for admins and for callers with the role `_metrics`. The page `/_notibus/` shows what its reader may request.
     pub fn status(&self) -> Router {
         // The page itself contains no data. It requests all data with the rights of its reader.
         let open = [
@@ -121,16 +120,16 @@ impl Api {
             .merge(self.guarded(routes("/_notibus", seen), Permission::Metrics))
     }
 
-    /// Serves `/`, where CouchDB's clients read which server this is. It is for servers without a layer; a layer has its own `/`.
+    /// Serves `/`, where CouchDB's clients look up which server this is. This is for servers without a layer; a layer serves its own `/`.
     pub fn welcome(&self) -> Router {
         let only = async || Failure::method_not_allowed(READS);
         self.counted(Router::new().route("/", get(welcome).fallback(only)))
             .fallback(async || Failure::not_found("missing"))
     }
 
-    /// The routes of the administration: those of [`Api::status`], so do not merge both; the recording of events, and below `/_notibus` its
-    /// `nodes`, `feeds` and `consumers`: to see them for those who may see the status, to change them for admins. Rows of the
-    /// notifications are for those who may read `_db_updates`.
+    /// Serves the administration: the routes of [`Api::status`], so do not merge both; the recording of events; and, below `/_notibus`, the
+    /// `nodes`, `feeds` and `consumers`. Callers who may see the status may see them, and admins may change them. The rows of the
+    /// notifications are for callers who may read `_db_updates`.
     pub fn administration(&self) -> Router {
         let seen = [
             ("/nodes", READS, get(nodes)),
@@ -153,8 +152,8 @@ impl Api {
     }
 }
 
-/// The body of a request to change something, as `example` shows it; the default if it is empty. Fails unless an admin's program has
-/// sent it.
+/// Parses the body of a request for a change, which looks like `example`; the default if it is empty. Fails unless an admin's program sent
+/// it.
 fn posted<T: DeserializeOwned + Default>(parts: &Parts, body: &[u8], example: &str) -> Result<T, Failure> {
     check_page(parts)?;
     caller(&parts.extensions).check(Permission::Admin)?;
@@ -163,17 +162,18 @@ fn posted<T: DeserializeOwned + Default>(parts: &Parts, body: &[u8], example: &s
         return Ok(T::default());
     }
     serde_json::from_slice(body)
-        .map_err(|error| Failure::bad_request(format!("The body has to be as {example}: {error}")))
+        .map_err(|error| Failure::bad_request(format!("The body must look like {example}: {error}")))
 }
 
-/// Cuts a list off after some 64 KB, which a client that does not read may hold, but not before its first item. Returns whether there
-/// were more.
+/// Cuts a list off after about 64 KB, which a client that does not read may keep in memory, but keeps at least the first item. Returns
+/// whether items were cut off.
 fn cut<T: Serialize>(items: &mut Vec<T>) -> bool {
     let size_of = |item: &T| serde_json::to_vec(item).map_or(0, |text| text.len());
     PageSize::new(items.len()).cut(items, size_of)
 }
 
-/// Answers with a page of the list `name`: the items whose `key` comes after the parameter `after`. The next page begins after `next`.
+/// Answers with a page of the list `name`: the items whose `key` comes after the parameter `after`. The next page begins after the `next`
+/// of the answer.
 fn paged<T: Serialize>(parts: &Parts, (name, key): (&str, &str), items: &[T]) -> Answered {
     let after = parameters(parts, &["after"])?.remove("after").unwrap_or_default();
     let key_of = |item: &Value| item[key].as_str().unwrap_or_default().to_owned();
@@ -191,7 +191,7 @@ async fn welcome() -> Response {
     answer(StatusCode::OK, &json!({ "couchdb": "Welcome", "version": version, "vendor": vendor }))
 }
 
-/// The answer about a health: 200, or 503 with the part that does not work, a cause for programs and a reason for people.
+/// Answers a health check with 200, or with 503 and the part that does not work, a cause for programs and a human-readable reason.
 fn healthy(unready: Option<Unready>) -> Response {
     let Some(unready) = unready else { return answer(StatusCode::OK, &json!({ "status": "ok" })) };
     let (part, cause, reason) = (unready.part(), unready.cause(), unready.to_string());
@@ -199,8 +199,7 @@ fn healthy(unready: Option<Unready>) -> Response {
     answer(StatusCode::SERVICE_UNAVAILABLE, &body)
 }
 
-/// Answers 200 unless only a restart of the process can help: the store takes no more writes, or the bus that the process has opened
-/// no longer exists.
+/// Answers 200 unless only a restart of the process can help: the store takes no more writes, or the bus of the process no longer exists.
 async fn health(State(inner): Shared) -> Response {
     match (inner.bus.permanent_failure(), inner.bus.trouble_of_history()) {
         (None, Some(older)) => {
@@ -211,10 +210,10 @@ async fn health(State(inner): Shared) -> Response {
     }
 }
 
-/// Answers 200 if an event that is recorded now would be delivered: the node can read what its work needs, a living notifier owns
-/// each partition, no event was seen to wait for long, the tail stands where the feed ends, and the node is not shutting down.
+/// Answers 200 if an event that is recorded now would be delivered: the node can read what its work needs, a living notifier owns each
+/// partition, no event was seen to wait for long, the tail is at the end of the feed, and the node is not shutting down.
 async fn ready(State(inner): Shared) -> Response {
-    // A node whose bus is gone closes its dispatcher, and says why.
+    // This check comes first, because a node whose bus is gone is closing as well, and has to say why.
     if let Some(unready) = inner.bus.permanent_failure() {
         return healthy(Some(unready));
     }
@@ -226,7 +225,8 @@ async fn ready(State(inner): Shared) -> Response {
     healthy(Box::pin(inner.bus.readiness(&inner.dispatcher)).await.err())
 }
 
-/// Answers with the whole state of the bus, as far as the store answers. Long lists are cut off, and `truncated` names them.
+/// Answers with the whole state of the bus, except for parts that the store does not answer. Long lists are cut off, and `truncated` names
+/// them.
 async fn status(State(inner): Shared) -> Answered {
     let Inner { bus, feed, dispatcher, .. } = &*inner;
     let tailed = dispatcher.position();
@@ -267,7 +267,7 @@ async fn page() -> Response {
     response
 }
 
-/// Answers with the counts for Prometheus.
+/// Answers with the metrics for Prometheus.
 async fn scrape(State(inner): Shared) -> Response {
     let snapshot = inner.bus.snapshot(FRESH_FOR).await;
     for (part, error) in &snapshot.unanswered {
@@ -277,7 +277,7 @@ async fn scrape(State(inner): Shared) -> Response {
     ([(header::CONTENT_TYPE, kind)], metrics::encode(&inner, &snapshot)).into_response()
 }
 
-/// Lists the nodes that have joined, and what they hold. Two requests show by the beats which of them live.
+/// Lists the nodes that have joined, and what they hold. The nodes whose heartbeats have changed between two requests are alive.
 async fn nodes(State(inner): Shared, parts: Parts) -> Answered {
     paged(&parts, ("nodes", "id"), &inner.bus.nodes().await?)
 }
@@ -289,7 +289,7 @@ async fn incarnation(State(inner): Shared, parts: Parts) -> Answered {
     Ok(answer(StatusCode::OK, &json!({ "incarnation": stored.0 })))
 }
 
-/// Raises the incarnation after an older state of the store was restored. The nodes of the bus find with their next heartbeat that they
+/// Raises the incarnation after an older state of the store was restored. The nodes of the bus find out with their next heartbeat that they
 /// have to open it again.
 async fn raise(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     let Raise { from } = posted(&parts, &body, "{\"from\":0}")?;
@@ -299,7 +299,7 @@ async fn raise(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     Ok(answer(StatusCode::OK, &json!({ "incarnation": raised.0 })))
 }
 
-/// Returns the database whose documents the feed has; `None` for `notifications`, the default.
+/// Returns the database whose documents are in the feed; `None` for `notifications`, the default.
 fn instance_of(feed: Option<&str>) -> Result<Option<DbInstance>, Failure> {
     match feed {
         None | Some("notifications") => Ok(None),
@@ -307,7 +307,7 @@ fn instance_of(feed: Option<&str>) -> Result<Option<DbInstance>, Failure> {
     }
 }
 
-/// The history of a feed's shards, with `rows` also how many rows each has.
+/// Answers with the history of a feed's shards; with `rows`, also with how many rows each has.
 async fn topology(State(inner): Shared, PathSegments(feed): PathSegments<String>, parts: Parts) -> Answered {
     let counts = match parameters(&parts, &["rows"])?.get("rows").map(String::as_str) {
         None | Some("false") => false,
@@ -337,7 +337,7 @@ async fn entries<R: FeedRow>(feed: &Feed<R>, counts: bool) -> BusResult<Vec<Valu
     Ok(entries)
 }
 
-/// An error that says which feed there is not: only admins, and those who may see the status, ask here.
+/// Returns the answer for an error. It may say which feed does not exist: only admins and callers who may see the status get here.
 fn named(error: Error) -> Failure {
     match error {
         Error::NoFeed { .. } => Failure::not_found(error.to_string()),
@@ -345,7 +345,7 @@ fn named(error: Error) -> Failure {
     }
 }
 
-/// Spreads a feed over another number of shards.
+/// Spreads a feed over a different number of shards.
 async fn reshard(
     State(inner): Shared,
     PathSegments(feed): PathSegments<String>,
@@ -361,17 +361,19 @@ async fn reshard(
     Ok(answer(StatusCode::OK, &entry.map_err(named)?))
 }
 
-/// A page of the notifications, as they are kept: `since` says behind what, `timeout` for how many milliseconds to wait for a row if
-/// there is none.
+/// Answers with a page of the notifications as they are stored. `since` says where it begins, and `timeout` for how many milliseconds to
+/// wait for a row if there is none.
 async fn rows(State(inner): Shared, parts: Parts) -> Answered {
     let given = parameters(&parts, &["since", "limit", "timeout"])?;
     let number = |name: &str, most: u64| match given.get(name).map(|text| text.parse::<u64>()) {
         None => Ok(None),
         Some(Ok(number)) if (1..=most).contains(&number) => Ok(Some(number)),
-        Some(_) => Err(Failure::bad_request(format!("The parameter {name} is no number from 1 to {most}."))),
+        Some(_) => {
+            Err(Failure::bad_request(format!("The parameter {name} is not a number from 1 to {most}.")))
+        }
     };
     let limit = number("limit", PAGE_ROWS as u64)?.unwrap_or(PAGE_ROWS as u64) as usize;
-    // The answer begins only when it is whole.
+    // The answer begins only once it is complete, so the wait is limited.
     let most = inner.options.timeout_max.min(WAIT_MAX);
     let timeout = number("timeout", u64::MAX)?.map(|timeout| Duration::from_millis(timeout).min(most));
     let feed = inner.bus.feed();
@@ -389,7 +391,7 @@ async fn rows(State(inner): Shared, parts: Parts) -> Answered {
         wait(&inner, page.next, timeout).await;
         page = read().await?;
     }
-    // A client that does not read holds no more than that of a feed.
+    // A client that does not read may keep no more in memory than that of a feed.
     if PageSize::new(limit).cut(&mut page.rows, |row| size_of_row(row)) {
         let last = page.rows.last().expect("one row is kept").sequence;
         (page.next, page.more) = (cut_at(cursor, page.next, last), true);
@@ -398,10 +400,10 @@ async fn rows(State(inner): Shared, parts: Parts) -> Answered {
     Ok(answer(StatusCode::OK, &json!({ "rows": rows, "next": page.next, "more": page.more })))
 }
 
-/// How long a request waits for a row at most: an answer has to begin within a minute.
+/// The longest time that a request waits for a row: an answer has to begin within a minute.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Waits until there is something behind `cursor`, or for so long, or until all feeds have to end.
+/// Waits until there is a row after `cursor`, `timeout` is over, or all feeds have to end.
 async fn wait(inner: &Inner, cursor: Cursor, timeout: Duration) {
     let mut rows = inner.dispatcher.subscribe(Filter::all()).since(cursor).stream();
     tokio::select! {
@@ -420,7 +422,7 @@ async fn consumers(State(inner): Shared, parts: Parts) -> Answered {
     paged(&parts, ("consumers", "name"), &inner.bus.consumers().await?)
 }
 
-/// Creates a consumer: 201, or 200 if it is there already.
+/// Creates a consumer: answers 201, or 200 if the consumer already exists.
 async fn create(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     let asked: PostedConsumer = posted(&parts, &body, "{\"name\":\"mailer\"}")?;
     let filter = asked.names.map_or(Ok(Filter::all()), |names| Filter::glob(&names))?;
@@ -434,13 +436,13 @@ async fn create(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     Ok(answer(status, &json!({ "ok": true, "created": is_new })))
 }
 
-/// Where a consumer starts, as it is posted.
+/// Parses the posted start of a consumer.
 fn start_of(text: &str) -> Result<Start, Failure> {
-    let accepted = "say \"now\", \"0\" for all, or a sequence of 26 hexadecimal digits, to start behind it";
+    let accepted = "say \"now\", \"0\" for all, or a sequence of 26 hexadecimal digits, to start after it";
     text.parse().map_err(|error: Error| Failure::bad_request(format!("{error}: {accepted}.")))
 }
 
-/// The state of a consumer, with what needs attention in words.
+/// Answers with the state of a consumer, and a human-readable list of what needs attention.
 async fn show(State(inner): Shared, PathSegments(name): PathSegments<String>, parts: Parts) -> Answered {
     parameters(&parts, &[])?;
     let consumer = find(&inner, &name)?;
@@ -449,7 +451,7 @@ async fn show(State(inner): Shared, PathSegments(name): PathSegments<String>, pa
     Ok(answer(StatusCode::OK, &json!({ "consumer": status, "lag": lag, "troubles": troubles })))
 }
 
-/// Resets, deletes, pauses or resumes a consumer, has it work on ids again, or gives the work on a deferred id up.
+/// Resets, deletes, pauses or resumes a consumer, has it work on ids again, or gives up the work on a deferred id.
 async fn act(
     State(inner): Shared,
     PathSegments((name, action)): PathSegments<(String, String)>,
@@ -480,7 +482,7 @@ async fn act(
                 return Err(Failure::not_found(format!("{id:?} is not deferred")));
             }
         }
-        _ => return Err(Failure::bad_request(format!("The body has to be as {example}."))),
+        _ => return Err(Failure::bad_request(format!("The body must look like {example}."))),
     }
     Ok(answer(StatusCode::OK, &json!({ "ok": true })))
 }

@@ -1,4 +1,4 @@
-//! Writes all counts of the process for Prometheus, in the text format of `OpenMetrics`.
+//! Writes all metrics of the process for Prometheus, in the text format of `OpenMetrics`.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use crate::{
 /// Metrics as text.
 struct Text(String);
 
-/// Values of a gauge by the value of its one label.
+/// The values of a gauge, by the value of its only label.
 type Values<T = u64> = BTreeMap<String, T>;
 
 impl Text {
@@ -26,7 +26,7 @@ impl Text {
         writeln!(self.0, "{line}").expect("a string takes all text");
     }
 
-    /// Writes what a metric is. Its unit is the end of its name.
+    /// Writes the lines that describe a metric. Its name ends with its unit.
     fn head(&mut self, kind: &str, name: &str, what: &str) {
         self.line(format_args!("# HELP notibus_{name} {}.", what.trim().trim_end_matches('.')));
         self.line(format_args!("# TYPE notibus_{name} {kind}"));
@@ -71,43 +71,43 @@ impl Text {
     }
 }
 
-/// Returns `text` as the value of a label.
+/// Escapes `text` for use as the value of a label.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// The most consumers that are reported one by one.
+/// The maximum number of consumers that are reported individually.
 const CONSUMERS_MAX: usize = 1_000;
 
-/// The most runs of partitions that are reported one by one.
+/// The maximum number of runs of partitions that are reported individually.
 const RUNS_MAX: u32 = 16;
 
-/// Writes what the process counts of the store and of its work.
+/// Writes what the process counts about the store and about its own work.
 fn write_bus(text: &mut Text, inner: &Inner) {
     let (db, stats) = (inner.bus.store(), &inner.feed.context.stats);
     let (commits, retries) = db.runs();
-    text.count("store_commits", "Transactions that were committed", commits);
-    text.count("store_retries", "Attempts of transactions that were made again", retries);
+    text.count("store_commits", "Committed transactions", commits);
+    text.count("store_retries", "Transaction attempts that were repeated", retries);
     let failed = u8::from(db.failure().is_some());
     text.gauge("store_failed", "Whether the store takes no more writes", failed);
-    text.gauge("troubles", "Things that fail now, and are tried again", stats.health.troubles().len());
+    text.gauge("troubles", "Things that currently fail, and are tried again", stats.health.troubles().len());
     text.gauge("partitions", "Partitions of the bus", inner.feed.context.config.partitions);
-    text.histogram("fold_seconds", "How long folds took that have written something", &stats.fold_durations);
+    text.histogram("fold_seconds", "How long folds that wrote something took", &stats.fold_durations);
 }
 
-/// Writes what is known of the whole bus, and of the tail of this process. What the store has not answered is left out.
+/// Writes what is known about the whole bus, and about the tail of this process. Parts that the store did not answer are left out.
 fn write_snapshot(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
-    let what = "Parts of the figures of the bus that are missing, because the store has not answered them";
+    let what = "Parts of the bus figures that are missing, because the store did not answer";
     text.gauge("unanswered", what, snapshot.unanswered.len());
     if let Some(members) = &snapshot.members {
         let silent = members.silent.values().filter(|(_, is_silent)| *is_silent).count();
         let nodes =
             Values::from([("living".into(), members.nodes.len() - silent), ("silent".into(), silent)]);
-        text.gauges("nodes", "Nodes of the bus, by whether their heartbeat goes on", "state", &nodes);
+        text.gauges("nodes", "Nodes of the bus, by whether their heartbeats continue", "state", &nodes);
     }
     write_leases(text, inner, snapshot);
     if let Some(ends) = &snapshot.ends {
-        let what = "For how long the tail of the dispatcher has not reached an end of the feed that this process has seen";
+        let what = "How long the tail of the dispatcher has failed to reach an end of the feed that this process has seen";
         let lag = inner.dispatcher.lag(ends.now).as_secs_f64();
         text.gauge("tail_lag_seconds", what, format_args!("{lag:?}"));
     }
@@ -115,7 +115,7 @@ fn write_snapshot(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     write_consumers(text, inner, snapshot);
 }
 
-/// Writes the leases of what is divided.
+/// Writes the leases of everything that is divided among nodes.
 fn write_leases(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     let (mut held, mut wanted) = (Values::new(), Values::new());
     if let Some(members) = &snapshot.members {
@@ -132,11 +132,11 @@ fn write_leases(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
         let shards = consumers.values().map(|consumer| consumer.shards.len()).sum::<usize>();
         wanted.insert("consumers".into(), shards as u64);
     }
-    text.gauges("leases", "Leases that nodes hold, by what is divided", "pool", &held);
-    text.gauges("leases_wanted", "What there is to divide, each of which needs a lease", "pool", &wanted);
+    text.gauges("leases", "Leases held by nodes, by what is divided", "pool", &held);
+    text.gauges("leases_wanted", "Resources to divide, each of which needs a lease", "pool", &wanted);
 }
 
-/// Writes the events that wait to be folded, by runs of partitions that are as long as each other.
+/// Writes the backlog of events that wait to be folded, by runs of partitions of equal length.
 fn write_backlog(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     let (mut rows, mut oldest) = (Values::new(), Values::new());
     let partitions = inner.feed.context.config.partitions;
@@ -156,12 +156,12 @@ fn write_backlog(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     let what =
         "Databases with events that wait to be folded, by runs of partitions; the first 10,000 are counted";
     text.gauges("backlog_rows", what, "partitions", &rows);
-    let what = "For how long this process has seen events wait without a fold of their partition, by runs of partitions; it begins \
-                with the first look after the start of the process";
+    let what = "How long this process has seen events wait without a fold of their partition, by runs of partitions; it begins \
+                with the first poll after the start of the process";
     text.gauges("backlog_oldest_seconds", what, "partitions", &oldest);
 }
 
-/// Writes the consumers of the notifications, one by one.
+/// Writes the consumers of the notifications individually.
 fn write_consumers(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     let mut ages = Values::new();
     let [mut rows, mut deferred] = [(); 2].map(|()| Values::new());
@@ -187,21 +187,21 @@ fn write_consumers(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
             ages.insert(name(), Duration::from_millis(age_ms).as_secs_f64());
         }
     }
-    let what =
-        "Rows that consumers of the notifications are behind; of the newest 40,000 of the feed at least";
+    let what = "How many rows consumers of the notifications are behind; at least the newest 40,000 of the feed are counted";
     text.gauges("consumer_lag_rows", what, "consumer", &rows);
-    let what = "For how long the oldest of the rows that a consumer is behind has waited, by wall clocks";
+    let what = "How long the oldest of the rows that a consumer is behind has waited, by wall clocks";
     text.gauges("consumer_lag_seconds", what, "consumer", &ages);
-    let what = "Ids that a consumer has deferred; the first 1,000 are counted";
+    let what = "Ids deferred by a consumer; the first 1,000 are counted";
     text.gauges("consumer_deferred_ids", what, "consumer", &deferred);
     text.gauges("consumer_members", "Nodes that run a consumer", "consumer", &members);
     let what = "Shards of a consumer that no node works on";
     text.gauges("consumer_shards_unowned", what, "consumer", &unowned);
-    let what = "Shards of a consumer that this process works on, and that wait for a row whose work fails";
+    let what =
+        "Shards of a consumer that this process works on, and that wait for a row whose work keeps failing";
     text.gauges("consumer_shards_failing", what, "consumer", &failing);
 }
 
-/// Writes all counts of the process.
+/// Writes all metrics of the process.
 pub(super) fn encode(inner: &Inner, snapshot: &Snapshot) -> String {
     let mut text = Text(String::new());
     write_bus(&mut text, inner);
@@ -220,10 +220,10 @@ pub(super) fn encode(inner: &Inner, snapshot: &Snapshot) -> String {
         let labels = format_args!("route=\"{}\",method=\"{method}\",status=\"{status}\"", escaped(route));
         text.line(format_args!("notibus_http_answers_total{{{labels}}} {count}"));
     }
-    text.gauge("http_feeds", "Feeds that are open", inner.feeds.count());
-    // Requests always come within a runtime.
+    text.gauge("http_feeds", "Open feeds", inner.feeds.count());
+    // Requests are always handled within a runtime.
     let tasks = Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks());
-    text.gauge("tasks", "Tasks that live in the runtime", tasks);
+    text.gauge("tasks", "Tasks that are alive in the runtime", tasks);
     text.gauge("subscribers", "Subscriptions in the process", inner.dispatcher.subscribers());
     text.line("# EOF");
     text.0

@@ -1,8 +1,8 @@
 //! The HTTP side of the bus: `_db_updates` and `_changes`, in the form that CouchDB's clients use.
 //!
-//! [`Api`] makes routers ([`axum::Router`]). A layer merges them into its own, or the command `notibus serve` serves them alone.
-//! [`Server`] is a listener with limits. A layer implements one trait, [`Databases`], which says which database has a name and what
-//! its documents contain.
+//! [`Api`] makes routers ([`axum::Router`]). A layer merges them into its own, or the command `notibus serve` serves them alone. [`Server`]
+//! is a listener with limits. A layer implements one trait, [`Databases`], which says which database a name belongs to and what the
+//! documents contain.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,17 +20,17 @@
 //! # Ok(()) }
 //! ```
 //!
-//! This server is open to the programs of its machine, and to nobody else. It answers only to `localhost` and loopback addresses
-//! ([`ServerOptions::hosts`]), so that no web page reaches it through a browser, and it does not listen for other machines. To open
-//! it to them, say who may ask ([`ApiOptions::authorize`]), and then set [`ServerOptions::is_public`].
+//! This server is open to the programs on its own machine, and to nobody else. It answers only to `localhost` and loopback addresses
+//! ([`ServerOptions::hosts`]), so that no web page reaches it through a browser, and it does not listen for other machines. To open it to
+//! other machines, say who may send requests ([`ApiOptions::authorize`]), and then set [`ServerOptions::is_public`].
 //!
 //! # How `_db_updates` differs from CouchDB's
 //!
-//! - A database has a row for each type that is news to the reader, as in CouchDB. The rows come in the order of the events:
-//!   `deleted` for an earlier database of the name that the reader may have known, `created`, `updated`, and `ddoc_updated` if
-//!   `types` asks for it. A deleted database has only the row `deleted`; CouchDB also goes on to say that it was created.
-//! - Sequences sort as text, and never go back. Clients return them unchanged. Mostly a sequence has 26 hexadecimal digits. In the
-//!   middle of a reading it also says where the reading began.
+//! - A database has a row for each type that is news to the reader, as in CouchDB. The rows come in the order of the events: `deleted` for
+//!   an earlier database with the name that the reader may have known, `created`, `updated`, and `ddoc_updated` if `types` asks for it. A
+//!   deleted database has only the row `deleted`; CouchDB still reports that it was created.
+//! - Sequences sort as text, and never go back. Clients return them unchanged. Usually a sequence has 26 hexadecimal digits. In the middle
+//!   of a reading it also says where the reading began.
 //! - Rows of one database are not split: a page may exceed `limit` by up to three.
 //! - Headers are sent at once, every mode has heartbeats, and event sources have the same rows as the other feeds.
 //!

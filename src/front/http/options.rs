@@ -1,4 +1,4 @@
-//! [`ApiOptions`] says who may send requests, and sets the limits of feeds and bodies. [`Authorize`] says who sends one.
+//! [`ApiOptions`] says who may send requests, and sets the limits for feeds and bodies. [`Authorize`] says who sent a request.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use futures_util::future::{BoxFuture, ready};
 use super::{Caller, Credentials, Failure, Grant, cookie::now_ms};
 use crate::base::error::{Error, Result};
 
-/// How the routers answer.
+/// The options of the routers: who may use them, and their limits.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ApiOptions {
@@ -18,14 +18,14 @@ pub struct ApiOptions {
     pub timeout_max: Duration,
     /// The longest `heartbeat`. Default: 60 s.
     pub heartbeat_max: Duration,
-    /// How many lasting feeds each name may have open; all callers without a name count as one. Default: 10,000.
+    /// How many lasting feeds each name may have open; all callers without a name share this number. Default: 10,000.
     pub feeds_per_name_max: usize,
     /// How long the documents of a page may take before the feed is cut off. Default: 60 s.
     pub doc_reads_limit: Duration,
-    /// The most bytes of a request's body, before and after inflating. Default: 1 MiB.
+    /// The maximum size of a request's body, before and after inflating, in bytes. Default: 1 MiB.
     pub body_len_max: usize,
-    /// The most bytes of all bodies together that the server holds; a body beyond that gets 503. The ids of documents that feeds
-    /// keep (`_doc_ids`) have as many bytes beside them. Default: 64 MiB.
+    /// The maximum size of all bodies that the server holds, in bytes; a body beyond that gets 503. The document ids that feeds keep
+    /// (`_doc_ids`) may take as many bytes again. Default: 64 MiB.
     pub bodies_len_max: usize,
 }
 
@@ -50,7 +50,7 @@ impl ApiOptions {
     pub fn check(&self) -> Result<()> {
         let invalid = |what, reason| Err(Error::invalid(what, reason));
         if self.heartbeat_max.is_zero() || self.doc_reads_limit.is_zero() || self.feeds_per_name_max == 0 {
-            return invalid("heartbeat, limit of the reads of documents, or feeds per name", "it is zero");
+            return invalid("heartbeat, time limit of document reads, or feeds per name", "it is zero");
         }
         if self.bodies_len_max < self.body_len_max {
             return invalid("length of bodies", "one would not fit");
@@ -59,7 +59,7 @@ impl ApiOptions {
     }
 }
 
-/// Says who sends a request, and what they may do. A layer with accounts of its own implements it, or trusts what a proxy in front says.
+/// Says who sent a request, and what they may do. A layer with its own accounts implements this trait, or trusts a proxy in front.
 ///
 /// ```
 /// use std::{future::ready, sync::Arc};
@@ -82,7 +82,7 @@ impl ApiOptions {
 /// let options = ApiOptions::default().authorize(Arc::new(Proxy));
 /// ```
 pub trait Authorize: fmt::Debug + Send + Sync + 'static {
-    /// Returns who sent `request`. Fails with the answer that refuses it: 401 asks for credentials.
+    /// Returns who sent `request`. Fails with the answer that refuses the request: 401 asks for credentials.
     fn authorize<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Caller, Failure>>;
 
     /// Returns the credentials with which callers log in at `/_session`. Default: none, so nobody can.
@@ -91,8 +91,8 @@ pub trait Authorize: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Lets everyone who reaches the server be its admin. [`ServerOptions::hosts`](super::ServerOptions::hosts) keeps out web pages that
-/// would reach it through a browser.
+/// Lets everyone who reaches the server be its admin. [`ServerOptions::hosts`](super::ServerOptions::hosts) keeps out web pages that would
+/// reach the server through a browser.
 #[derive(Debug)]
 struct AllowAll;
 
@@ -102,7 +102,7 @@ impl Authorize for AllowAll {
     }
 }
 
-/// Returns what lets everyone who reaches the server be its admin, under no name.
+/// Makes everyone who reaches the server its admin, without a name.
 pub fn allow_all() -> Arc<dyn Authorize> {
     Arc::new(AllowAll)
 }

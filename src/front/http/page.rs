@@ -1,7 +1,7 @@
-//! [`PageSize`] says how many rows a feed reads at once. So a client that does not read holds few bytes, even if names are long.
+//! [`PageSize`] decides how many rows a feed reads at once, so that a client that does not read costs little memory, even with long names.
 //!
-//! If the rows of a page take too much memory, the page is cut off, and the feed reads the rest again later. The next pages are
-//! shorter, so that this happens once. They grow again when there is room.
+//! If the rows of a page take too much memory, the page is cut off, and the feed reads the rest again later. The next pages are shorter, so
+//! that this happens only once. They grow again when there is room.
 
 use crate::base::{
     cursor::Cursor,
@@ -10,17 +10,17 @@ use crate::base::{
     tasks::Task,
 };
 
-/// A page keeps rows up to this many bytes, and the row that passes the limit.
+/// A page keeps rows up to this many bytes, and the row that exceeds the limit.
 const PAGE_BYTES: usize = 64 << 10;
 
-/// The fewest rows of a first page. Positions in the middle of a reading are longer than those at its end, so a first page reaches
-/// the end of a short feed.
+/// The minimum number of rows in a first page, so that it reaches the end of a short feed: positions in the middle of a reading are longer
+/// than those at its end.
 const FIRST_ROWS_MIN: usize = 16;
 
 /// How many rows the next page reads.
 #[derive(Debug)]
 pub(super) struct PageSize {
-    /// The most rows of a page.
+    /// The maximum number of rows in a page.
     most: usize,
     rows: usize,
 }
@@ -30,8 +30,8 @@ impl PageSize {
         Self { most, rows: most }
     }
 
-    /// Like [`PageSize::new`], for a reader that wants at most `limit` rows. The first page has hardly more rows than that, so that
-    /// one row does not cost a whole page.
+    /// Does the same as [`PageSize::new`], for a reader that wants at most `limit` rows. The first page has hardly more rows than that, so
+    /// that one row does not cost a whole page.
     pub fn for_limit(most: usize, limit: u64) -> Self {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         Self { most, rows: limit.max(FIRST_ROWS_MIN).min(most) }
@@ -42,8 +42,8 @@ impl PageSize {
         self.rows
     }
 
-    /// Cuts the rows of a page off where they take too much memory, but not before the first one. Returns whether there were more. The
-    /// next page has about as many rows.
+    /// Cuts off the rows of a page where they take too much memory, but keeps at least the first. Returns whether rows were cut off. The
+    /// next page then has about as many rows.
     pub fn cut<T>(&mut self, rows: &mut Vec<T>, size_of: impl Fn(&T) -> usize) -> bool {
         let mut bytes = 0;
         let fits = |row: &&T| {
@@ -62,7 +62,7 @@ impl PageSize {
     }
 }
 
-/// A read of the store in its own task. It continues while the client is slow, and then gives its permit back.
+/// A read of the store in its own task. The read continues even if the client is slow, and then gives its permit back.
 pub(super) struct Load<T: Send + 'static>(Task<Result<T>>);
 
 impl<T: Send + 'static> Load<T> {
@@ -70,13 +70,13 @@ impl<T: Send + 'static> Load<T> {
         Self(Task::spawn(read))
     }
 
-    /// Waits for the page. This is cancel safe.
+    /// Waits for the page. Cancel safe.
     pub async fn done(&mut self) -> Result<T> {
         (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
     }
 }
 
-/// Returns the cursor of a reading whose page began at `from` and ended at `next`. The cursor says what could be read.
+/// Returns the cursor of a reading whose page began at `from` and ended at `next`. The cursor says how far the page could read.
 pub(super) fn reading(from: Cursor, next: Cursor) -> Cursor {
     from.begin(next.readable().unwrap_or(next.position()))
 }

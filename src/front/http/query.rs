@@ -1,6 +1,6 @@
-//! [`Query`] is what the query string and the headers of a request ask of a feed.
+//! [`Query`] holds the parameters of a feed, from the query string and the headers of a request.
 //!
-//! Unknown parameters are refused, and those that are given twice, because ignoring one gives a wrong answer: `limt=1` would give all
+//! Unknown parameters are refused, as are those given twice, because ignoring one would produce a wrong answer: `limt=1` would return all
 //! rows. Parameters that CouchDB accepts in any letter case are accepted in any case here, too. Names that begin with `_` are allowed:
 //! clients add them to bypass caches.
 
@@ -21,13 +21,13 @@ const HEARTBEAT_MIN: Duration = Duration::from_millis(100);
 /// How a feed is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Sends the rows that there are.
+    /// Sends the existing rows.
     Normal,
-    /// Sends the rows that there are. If there are none, it waits for the first.
+    /// Sends the existing rows. If there are none, the feed waits for the first.
     Longpoll,
-    /// Sends the rows that there are, and then new ones, one row a line.
+    /// Sends the existing rows, and then new ones, one row per line.
     Continuous,
-    /// Sends the rows that there are, and then new ones, as server-sent events.
+    /// Sends the existing rows, and then new ones, as server-sent events.
     EventSource,
 }
 
@@ -46,29 +46,29 @@ pub(super) enum Topic {
 pub(super) struct Query {
     pub mode: Mode,
     pub start: Start,
-    /// The most rows that the client wants.
+    /// The maximum number of rows that the client wants.
     pub limit: u64,
     /// Whether the newest rows come first.
     pub descending: bool,
-    /// The feed ends after this time without rows.
+    /// How long the feed may go without rows before it ends.
     pub timeout: Duration,
-    /// The feed sends a heartbeat after this time without data. Such a feed does not end by itself.
+    /// How long the feed may go without data before it sends a heartbeat. A feed with heartbeats does not end by itself.
     pub heartbeat: Option<Duration>,
-    /// Whether heartbeats of a continuous feed say how far the feed has come.
+    /// Whether heartbeats of a continuous feed report how far the feed has come.
     pub progress: bool,
     /// The kinds of events that the client wants.
     pub types: Kinds,
     /// The databases that the client wants; all if `None`.
     pub names: Option<Filter>,
-    /// Whether rows have all leaves of a document, or only the winning one.
+    /// Whether rows have all leaves of a document, rather than only the winning one.
     pub all_leaves: bool,
     pub include_docs: bool,
     pub filter: Option<String>,
     /// A JSON array of document ids.
     pub doc_ids: Option<String>,
-    /// Whether documents have their conflicts.
+    /// Whether documents come with their conflicts.
     pub conflicts: bool,
-    /// Whether documents have their attachments.
+    /// Whether documents come with their attachments.
     pub attachments: bool,
     /// Parameters for a filter of the layer.
     pub rest: Vec<(String, String)>,
@@ -110,14 +110,16 @@ impl Query {
             }
         }
         if taken.contains("since") && taken.contains("last-event-id") {
-            return Err(Failure::bad_request("`since` and `last-event-id` say two things: leave one out."));
+            return Err(Failure::bad_request(
+                "`since` and `last-event-id` contradict each other: leave one out.",
+            ));
         }
         query.check()?;
         if query.descending {
-            // Such a feed ends by itself.
+            // A feed in descending order ends by itself, so it needs no heartbeats.
             query.heartbeat = None;
         }
-        // A client that has lost its connection sends the same address again, with the last event in a header.
+        // A client that lost its connection requests the same URL again, with the last event in a header.
         if query.mode == Mode::EventSource
             && let Some(last) = headers.get("last-event-id").filter(|last| !last.is_empty())
         {
@@ -129,7 +131,7 @@ impl Query {
         Ok(query)
     }
 
-    /// Reads a parameter. Returns false if feeds of this topic have none of that name.
+    /// Reads a parameter. Returns false if feeds on this topic have no parameter with that name.
     fn take(&mut self, key: &str, value: &str, options: &ApiOptions, topic: Topic) -> Result<bool, Failure> {
         match (key, topic) {
             ("feed", _) => self.mode = mode(value, topic)?,
@@ -147,7 +149,7 @@ impl Query {
                 self.all_leaves = match value {
                     "main_only" => false,
                     "all_docs" => true,
-                    _ => return Err(Failure::bad_request("`style` has to be main_only or all_docs.")),
+                    _ => return Err(Failure::bad_request("`style` must be main_only or all_docs.")),
                 }
             }
             ("include_docs", Topic::Documents) => self.include_docs = truth(key, value)?,
@@ -162,7 +164,7 @@ impl Query {
                 self.filter = Some(value.to_owned()).filter(|filter| !filter.is_empty());
             }
             ("doc_ids", Topic::Documents) => self.doc_ids = Some(value.to_owned()),
-            // Every row has its position anyway, not only every nth row.
+            // This has no effect: every row has its position anyway, not only every nth row.
             ("seq_interval", Topic::Documents) => {
                 if !natural(value).is_ok_and(|interval| interval > 0) {
                     return Err(Failure::bad_request("invalid_seq_interval"));
@@ -191,7 +193,7 @@ impl Query {
         if self.descending && is_bound {
             // With such a `since`, CouchDB returns all rows.
             return Err(Failure::bad_request(
-                "With `descending` there is no `since` but 0 and now: it gives all rows.",
+                "With `descending`, `since` must be 0 or now: the feed has all rows.",
             ));
         }
         // A filter of the layer may know parameters that the routers do not know.
@@ -241,12 +243,12 @@ fn truth(key: &str, value: &str) -> Result<bool, Failure> {
     match value {
         _ if value.eq_ignore_ascii_case("true") => Ok(true),
         _ if value.eq_ignore_ascii_case("false") => Ok(false),
-        _ => Err(Failure::bad_request(format!("`{key}` has to be true or false."))),
+        _ => Err(Failure::bad_request(format!("`{key}` must be true or false."))),
     }
 }
 
-/// Reads a non-negative integer. A number that does not fit becomes the largest one. Fails if the value is another one; the error
-/// is true if it is a negative integer.
+/// Reads a non-negative integer. A number that does not fit becomes the largest one. Fails for any other value; the error is true for a
+/// negative integer.
 fn natural(value: &str) -> Result<u64, bool> {
     let is_integer = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if is_integer(value) {
@@ -255,7 +257,7 @@ fn natural(value: &str) -> Result<u64, bool> {
     Err(value.strip_prefix('-').is_some_and(is_integer))
 }
 
-/// Like [`natural`]. Fails in CouchDB's words.
+/// Does the same as [`natural`], but fails with CouchDB's messages.
 fn integer(key: &str, value: &str) -> Result<u64, Failure> {
     natural(value).map_err(|is_negative| {
         let what = if is_negative { "value" } else { "parameter" };
@@ -263,8 +265,8 @@ fn integer(key: &str, value: &str) -> Result<u64, Failure> {
     })
 }
 
-/// Reads the value of `heartbeat`, and moves it into the bounds of the server. Zero means no heartbeat, because heartbeats without
-/// a pause serve nobody.
+/// Reads the value of `heartbeat`, and clamps it to the limits of the server. Zero means no heartbeat, because heartbeats without a pause
+/// help nobody.
 fn heartbeat(value: &str, options: &ApiOptions) -> Result<Option<Duration>, Failure> {
     let bounded = |interval: Duration| interval.max(HEARTBEAT_MIN).min(options.heartbeat_max);
     match value {
@@ -288,7 +290,7 @@ fn types(value: &str) -> Result<Kinds, Failure> {
     let known = |name: &str| all.into_iter().find(|kind| kind.as_str() == name);
     value.split(',').map(|name| known(name.trim())).collect::<Option<Kinds>>().ok_or_else(|| {
         let all = all.map(EventKind::as_str).join(", ");
-        Failure::bad_request(format!("`types` has to be a list of these, with commas: {all}"))
+        Failure::bad_request(format!("`types` must be a comma-separated list of these: {all}"))
     })
 }
 

@@ -1,9 +1,9 @@
-//! [`Rows`] writes the rows of `_db_updates` that are news to one reader. [`Rendering`] has the bytes of a batch for many readers.
+//! [`Rows`] writes the rows of `_db_updates` that are news to one reader. [`Rendering`] holds the bytes of a batch for many readers.
 //!
 //! # Positions
 //!
-//! A client keeps only one text, so the text has to contain all that a reader must remember: it is that of a [`Cursor`]. Mostly that
-//! is a plain sequence. But if a later row has news from before the position, the text also says what the reader knew and could read:
+//! A client keeps only one string, which has to contain everything that a reader must remember: the text of a [`Cursor`]. Usually that is a
+//! plain sequence. But if a later row has news from before the position, it also says what the reader knew and could read:
 //!
 //! ```text
 //! sequence   1          2          3
@@ -11,11 +11,11 @@
 //!            (superseded)  row of b   row of a      since=2 has to give "a created", not "a updated"
 //! ```
 //!
-//! It also says whether a reader began with nothing, or was away for too long. Both may stand below the horizon. The first one has
-//! still to read half of the rows and misses nothing; the second one has missed rows.
+//! The text also tells a reader that began with nothing from one that was away for too long. Both may be below the horizon. The first has
+//! yet to read some of the rows and misses nothing; the second has missed rows.
 //!
-//! A database can have several rows, one for each type. They are written together; all but the last have the position before the
-//! database, so a client that is cut off between two of them gets all of them again.
+//! A database can have several rows, one for each type. They are written together. All but the last have the position before the database,
+//! so a client that is cut off between two of them gets all of them again.
 
 use std::{sync::Arc, vec};
 
@@ -38,7 +38,7 @@ use crate::{
     roles::dispatcher::DeliveryBatch,
 };
 
-/// The types of the rows that a reader gets of one database.
+/// The types of the rows that a reader gets for one database.
 type Types = SmallVec<[EventKind; 4]>;
 
 /// The rows that a client wants.
@@ -55,10 +55,11 @@ impl Wanted {
         Self { kinds: query.types, names: query.names.clone() }
     }
 
-    /// Returns the events of `row` that are wanted news to a reader, in the order in which they happened. The `cursor` says how its
-    /// reading began.
+    /// Returns the wanted events of `row` that are news to a reader, in the order in which they happened. `cursor` says how the reading
+    /// began.
     ///
-    /// A deleted database has only its deletion. A reader that does not ask for `ddoc_updated` gets a new design document as an update.
+    /// For a deleted database that is only the deletion. A reader that does not want `ddoc_updated` gets a new design document as an
+    /// update.
     pub fn types_of(&self, row: &Notification, cursor: &Cursor) -> Types {
         use EventKind::{Created, DdocUpdated, Deleted, Updated};
         if self.names.as_ref().is_some_and(|names| !names.matches(row, cursor)) {
@@ -67,11 +68,11 @@ impl Wanted {
         let news = |at: Option<Sequence>| at.filter(|&at| cursor.is_news(at));
         let ddoc = news(row.ddoc_updated_at);
         let happened: [(EventKind, Option<Sequence>); 4] = if row.is_deleted() {
-            // An event after the deletion is counted in the row, but is no second deletion.
+            // An event after the deletion is counted in the row, but is not a second deletion.
             let none = (Created, None);
             [(Deleted, news(row.deleted_at)), none, none, none]
         } else {
-            // An earlier database of the name was deleted. The reader may have known it.
+            // An earlier database with the name was deleted. The reader may have known it.
             let gone = row.replaced.map(|replaced| replaced.deleted_at);
             let updated = news(row.updated_at).max(ddoc.filter(|_| !self.kinds.contains(DdocUpdated)));
             [
@@ -90,21 +91,21 @@ impl Wanted {
     }
 }
 
-/// Rows in order for one reader. A row that was written is dropped, so a client that does not read holds only the others.
+/// Rows in order for one reader. Each row is dropped once it is written, so a client that does not read holds only the remaining ones.
 #[derive(Debug)]
 pub(super) struct Rows {
-    /// The rows to write, each with whether a client may stop after it with a plain sequence.
+    /// The rows to write. The flag says whether a client may stop after the row with a plain sequence.
     left: vec::IntoIter<(Arc<Notification>, bool)>,
     /// The cursor of the reading that these rows belong to.
     reading: Cursor,
-    /// Where to read on after these rows.
+    /// Where to continue reading after these rows.
     pub next: Cursor,
     /// Whether these rows reach the end of the feed.
     pub is_complete: bool,
-    /// Whether the newest rows come first. Then `next` is where to read on before these rows.
+    /// Whether the newest rows come first. Then `next` is where to continue reading, before these rows.
     descending: bool,
-    /// The position of a client that has received every row that was written; `None` if there was none. This is the position of the
-    /// last row, not the end of the reading, so that it stays the same while nothing happens.
+    /// The position of a client that has received every row that was written; `None` if none was. This is the position of the last row, not
+    /// the end of the reading, so that it stays the same while nothing happens.
     last: Option<Cursor>,
 }
 
@@ -124,7 +125,7 @@ impl Rows {
         Self { left: rows.into_iter(), reading, next, is_complete, descending: true, last: None }
     }
 
-    /// Makes the rows that the dispatcher delivered to a subscriber with a position.
+    /// Makes the rows from a batch that the dispatcher delivered to a subscriber with a position.
     pub fn of(batch: &DeliveryBatch) -> Self {
         let from = batch.iter().next().expect("a batch is never empty").since();
         let rows = batch.iter().map(|delivery| Arc::clone(delivery.notification())).collect();
@@ -136,7 +137,7 @@ impl Rows {
         self.left.len()
     }
 
-    /// Writes the wanted rows, database by database, until there are `limit` or the chunk is full.
+    /// Writes the wanted rows, database by database, until `limit` rows are written or the chunk is full.
     pub fn write(&mut self, wanted: &Wanted, out: &mut Writer, limit: u64) {
         let before = out.rows();
         while out.rows() - before < limit
@@ -152,7 +153,7 @@ impl Rows {
                 let is_last = self.descending || place + 1 == types.len();
                 write_row(out, &row, *kind, if is_last { after } else { self.before(row.sequence) });
             }
-            // Below the horizon, a plain sequence would not say that the client has missed nothing.
+            // Below the horizon, a plain sequence would not show that the client has missed nothing.
             let is_below = self.left() == 0 && self.is_complete && !is_plain;
             self.last = Some(if is_below { self.next } else { after });
         }
@@ -163,12 +164,12 @@ impl Rows {
         if is_plain { at.into() } else { self.reading.at(at) }
     }
 
-    /// Returns the position of a client before the row at `at`, whose news it has still to receive.
+    /// Returns the position of a client before the row at `at`, whose news the client has yet to receive.
     fn before(&self, at: Sequence) -> Cursor {
         self.reading.at(at.before())
     }
 
-    /// Returns the position of a client that has received what was written; `None` if nothing was.
+    /// Returns the position of a client that has received everything written so far; `None` if nothing was written.
     pub fn position(&self) -> Option<Cursor> {
         self.last
     }
@@ -178,11 +179,10 @@ impl Rows {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RenderKey(WireFormat, Kinds);
 
-/// The bytes of a batch in one format, for all readers that want the same kinds of events: one chunk or more. They are kept as long as
-/// the batch is.
+/// The bytes of a batch in one format, for all readers that want the same kinds of events. The chunks live as long as the batch.
 pub(super) type Rendering = (RenderKey, Vec<RenderedChunk>);
 
-/// A part of the bytes of a batch, as long as a chunk of any feed.
+/// A part of the bytes of a batch, as long as a chunk of a feed.
 #[derive(Debug)]
 pub(super) struct RenderedChunk {
     pub bytes: Bytes,
@@ -191,7 +191,7 @@ pub(super) struct RenderedChunk {
     pub position: Cursor,
 }
 
-/// Renders `batch` once for all readers that are delivered the same rows. Returns `None` if other readers are delivered other rows.
+/// Renders `batch` once for all readers that get the same rows. Returns `None` if other readers get other rows.
 pub(super) fn render(batch: &DeliveryBatch, form: WireFormat, wanted: &Wanted) -> Option<Arc<Rendering>> {
     let make = || {
         let (mut rows, mut out, mut chunks) = (Rows::of(batch), Writer::new(form), Vec::new());
@@ -203,7 +203,7 @@ pub(super) fn render(batch: &DeliveryBatch, form: WireFormat, wanted: &Wanted) -
         }
         chunks
     };
-    // The names are wanted that the batch has, if it has all rows.
+    // A whole batch has exactly the rows with wanted names, so the key needs only the kinds.
     Some(batch.whole()?.once(RenderKey(form, wanted.kinds), make))
 }
 
@@ -217,15 +217,15 @@ fn write_row(out: &mut Writer, row: &Notification, kind: EventKind, seq: Cursor)
     });
 }
 
-/// Returns for each row whether a client may stop there with a plain sequence. It may if later rows have no news from before the
-/// row, and if no earlier row was dropped.
+/// Returns for each row whether a client may stop there with a plain sequence: if no later row has news from before the row, and no earlier
+/// row was dropped.
 fn are_plain(
     rows: &[Arc<Notification>],
     reading: &Cursor,
     horizon: Sequence,
     is_complete: bool,
 ) -> Vec<bool> {
-    // The oldest news of all later rows.
+    // The oldest news in all later rows.
     let mut oldest = if is_complete { Sequence::MAX } else { Sequence::MIN };
     let mut are_plain: Vec<_> = rows
         .iter()
@@ -260,8 +260,7 @@ mod tests {
         Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
     }
 
-    /// Makes the row of a database with the versions at which it was created, updated, got a design document and was deleted; 0
-    /// stands for never.
+    /// Makes the row of a database from the versions at which it was created, updated, given a design document and deleted; 0 is never.
     fn database(version: u64, [created, updated, ddoc, deleted]: [u64; 4]) -> Arc<Notification> {
         let when = |version| (version > 0).then(|| at(version));
         Arc::new(Notification {
@@ -285,8 +284,8 @@ mod tests {
         seqs
     }
 
-    /// Regression: of several new kinds a reader got only one, so `types=deleted` returned nothing for a database that was deleted
-    /// and created again.
+    /// Regression: a reader got only one of several new kinds, so `types=deleted` returned nothing for a database deleted and created
+    /// again.
     #[test]
     fn each_kind_that_is_new_and_wanted_is_delivered_in_the_order_of_events() {
         use EventKind::{Created, DdocUpdated, Deleted, Updated};
@@ -316,7 +315,7 @@ mod tests {
         // Regression: an update after the deletion made the deletion news again to readers that knew it.
         let updated_late = database(12, [2, 12, 6, 9]);
         assert_eq!((of(&updated_late, 8, usual), of(&updated_late, 9, usual)), (vec![Deleted], vec![]));
-        // An earlier database of the name was deleted.
+        // An earlier database with the name was deleted.
         let mut again = Notification::clone(&database(9, [9, 9, 0, 0]));
         again.replaced = Some(Replaced { instance: again.instance, deleted_at: at(5) });
         assert_eq!(of(&again, 4, usual), [Deleted, Created, Updated]);
@@ -326,8 +325,8 @@ mod tests {
         assert_eq!(known.types_of(&again, &Cursor::BEGINNING).len(), 2, "it was never known");
     }
 
-    /// Cause: a position between two rows of a database had to say which were sent, and grew to 90 digits. Now a database is sent whole:
-    /// a client that is cut off within it gets it again, and the limit is exceeded by three at most.
+    /// Cause: a position between two rows of a database had to say which were sent, and grew to 90 digits. Now a database is sent whole: a
+    /// client that is cut off within one gets all of it again, and the limit is exceeded by at most three rows.
     #[test]
     fn the_rows_of_a_database_are_not_split() {
         let mut first = Notification::clone(&database(9, [7, 8, 9, 0]));
@@ -361,15 +360,16 @@ mod tests {
         let plain = |version| Cursor::from(at(version));
         let anchored = |version| Cursor::resumed(Knowledge::UpTo(at(1)), at(1), at(version), at(20));
         let rows = [database(4, [0, 4, 0, 0]), database(7, [3, 7, 0, 0]), database(9, [8, 9, 0, 0])];
-        // A client that stops after the first row is still to get the creation at 3.
+        // A client that stops after the first row has yet to get the creation at 3.
         assert_eq!(seqs(&rows, from, end, Sequence::MIN), [anchored(4), plain(7), plain(9)]);
         assert_eq!(seqs(&rows, from, anchored(9), Sequence::MIN), [4, 7, 9].map(anchored));
-        // Events from before the reading are no news.
+        // Events from before the reading are not news.
         assert_eq!(seqs(&rows, at(3).into(), end, Sequence::MIN)[0], plain(4));
     }
 
-    /// Bug: a client that stopped with a plain sequence behind a former place of a row, the last one or one before, went on in an older copy of
-    /// the store, where the row still stood, and never got it. Fix: the position says what could be read, wherever the row may have been.
+    /// Bug: a client stopped with a plain sequence after a former position of a row, the last one or an earlier one. It continued in an
+    /// older copy of the store, which still had the row there, and never got it. Fix: the position says how far the client could read,
+    /// wherever the row was.
     #[test]
     fn a_position_says_what_could_be_read_between_the_places_of_a_row_that_moved() {
         let mut moved = Notification::clone(&database(9, [0, 9, 0, 0]));

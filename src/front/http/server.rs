@@ -6,10 +6,10 @@
 //! closes a connection whose client has acknowledged or read nothing for a while. Elsewhere, and for TLS and limits by address, use a proxy
 //! in front.
 //!
-//! Any page can make a browser send requests to any address, even to a server that only the browser's own machine can reach. The
-//! browser marks a foreign page by `Sec-Fetch-Site` or `Origin`. But the owner of a page's host name can point that name to 127.0.0.1.
-//! Then the page seems to come from the server itself, and may read its answers (DNS rebinding). Such a page still has to send its own
-//! host name in `Host`.
+//! Any page can make a browser send requests to any address, even to a server that only the browser's own machine can reach. The browser
+//! marks requests of a foreign page with `Sec-Fetch-Site` or `Origin`. But the owner of a page's host name can point that name to
+//! 127.0.0.1. Then the page seems to come from the server itself, and may read its answers (DNS rebinding). The requests of such a page
+//! still have its own host name in `Host`.
 
 use std::{
     io,
@@ -56,7 +56,7 @@ const REQUEST_ID: &str = "x-couch-request-id";
 const EXPOSED: [&str; 7] =
     ["content-type", "cache-control", "accept-ranges", "etag", "server", REQUEST_ID, "retry-after"];
 
-/// The most bytes of a request's line and headers, and of an answer that waits in the memory of a connection.
+/// The maximum size of a request's line and headers, and of the part of an answer that waits in the memory of a connection, in bytes.
 const HEADER_LEN_MAX: usize = 32 << 10;
 
 /// How many connections may wait to be accepted; the system may allow fewer. A client that finds the queue full tries again after 1
@@ -80,14 +80,14 @@ pub struct ServerOptions {
     pub connections_max: usize,
     /// How long a client may take to send the headers of a request, including the first one. Default: 30 s.
     pub header_timeout: Duration,
-    /// How long a client may take nothing of what the server sends, before the system drops it, on Linux. Default: 30 s.
+    /// How long a client may receive nothing of what the server sends before the system drops the connection (Linux only). Default: 30 s.
     pub write_timeout: Duration,
     /// The size of a socket's send buffer in bytes. Default: 128 KiB.
     pub send_buffer_len: usize,
     /// How long a shutdown waits for answers in progress. Default: 10 s.
     pub drain_timeout: Duration,
-    /// The names or addresses, without ports, by which clients may address the server besides `localhost` and loopback addresses;
-    /// `None` allows all. Default: no others.
+    /// The names or addresses, without ports, that clients may use for the server, besides `localhost` and loopback addresses; `None`
+    /// allows all. Default: none.
     pub hosts: Option<Vec<String>>,
     /// The origins, such as `https://app.example`, whose pages may use the server through a browser; `*` stands for all, which an
     /// open server refuses. Default: none.
@@ -119,12 +119,11 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Checks these options for a server at `address`, as [`Server::start`] does. Use it to learn of a mistake before you start
-    /// anything else.
+    /// Checks these options for a server at `address`, as [`Server::start`] does. Use this to find mistakes before you start anything else.
     ///
-    /// Fails with [`Error::Invalid`]: of `address`, if other machines can reach it and `is_public` is not set; of `host`, if a name
-    /// could never match, such as one with a port; of `origin`, if one could never match or would let every web page in; and if
-    /// another option is out of its limits.
+    /// Fails with [`Error::Invalid`] for `address`, if other machines can reach it and `is_public` is not set; for `host`, if a name could
+    /// never match, such as one with a port; for `origin`, if an origin could never match, or would let every web page in; and if another
+    /// option is outside its limits.
     pub fn check(&self, address: SocketAddr) -> Result<()> {
         if !self.is_public && !address.ip().to_canonical().is_loopback() {
             let reason = format!(
@@ -149,11 +148,11 @@ impl ServerOptions {
         };
         for origin in &self.cors_origins {
             let reason = if origin == "*" && self.cors_credentials {
-                "* does not go with credentials: name the origins".to_owned()
+                "* cannot be combined with credentials: name the origins".to_owned()
             } else if origin == "*" && !self.is_public {
                 "* would make every web page that a browser here shows an admin: name the origins".to_owned()
             } else if origin != "*" && !is_origin(origin) {
-                format!("{origin:?} is no origin as https://app.example, without a path, and not *")
+                format!("{origin:?} is neither * nor an origin such as https://app.example, without a path")
             } else {
                 continue;
             };
@@ -179,7 +178,7 @@ impl ServerOptions {
             .max_age(Duration::from_mins(10))
     }
 
-    /// Fails with 400 or 403 if this server does not answer `request`.
+    /// Fails with 400, 403 or 501 if this server must not answer `request`.
     fn admit(&self, request: &mut Request) -> Result<(), Failure> {
         let headers = request.headers();
         let hosts: Vec<_> = headers.get_all(header::HOST).iter().collect();
@@ -210,7 +209,7 @@ impl ServerOptions {
         }
         let origin = headers.get(header::ORIGIN).map_or(&b""[..], HeaderValue::as_bytes);
         let names = |named: &String| origin.eq_ignore_ascii_case(named.as_bytes());
-        // A link to this server on a page of another one, which may show the answer and not read it.
+        // A page of another origin may link to this server: the browser shows the answer, but the page cannot read it.
         let is_link = *request.method() == Method::GET
             && origin.is_empty()
             && headers.get("sec-fetch-mode").is_some_and(|mode| mode == "navigate");
@@ -223,17 +222,17 @@ impl ServerOptions {
     }
 }
 
-/// Headers that proxies add.
+/// The headers that proxies add.
 const FORWARDED: [&str; 6] =
     ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
 
-/// Marks, in the extensions of a request, that it comes from a page of another origin that the options name.
+/// An extension of a request. It marks that the request comes from a page of another origin, and that the options name this origin.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NamedPage;
 
 /// Returns whether a request with these headers comes from a page of another origin.
 pub(super) fn is_from_elsewhere(headers: &HeaderMap) -> bool {
-    // The browser knows which origin it asks, also if a proxy has changed `Host`. Pages omit `Origin` from some requests.
+    // The browser knows which origin it asks, even if a proxy has changed `Host`. Pages omit `Origin` from some requests.
     if let Some(site) = headers.get("sec-fetch-site") {
         return site != "same-origin" && site != "none";
     }
@@ -246,15 +245,15 @@ pub(super) fn is_from_elsewhere(headers: &HeaderMap) -> bool {
     !headers.get_all(header::ORIGIN).iter().all(is_same)
 }
 
-/// Fails with 501 if the body is coded for the transfer in a way that the protocol does not undo. It undoes only `chunked`, and would
-/// take `gzip, chunked` for that.
+/// Fails with 501 if the body has a transfer coding that hyper does not undo. It undoes only `chunked`, and would treat `gzip, chunked` as
+/// that.
 fn check_codings(headers: &HeaderMap) -> Result<(), Failure> {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let is_known = |coding: &HeaderValue| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
     if codings.next().is_none_or(is_known) && codings.next().is_none() {
         return Ok(());
     }
-    let reason = "The only Transfer-Encoding is chunked. Compress a body by Content-Encoding: gzip.";
+    let reason = "The only Transfer-Encoding is chunked. Compress a body with Content-Encoding: gzip.";
     Err(Failure::new(StatusCode::NOT_IMPLEMENTED, "not_implemented", reason))
 }
 
@@ -289,7 +288,7 @@ async fn admit(
         Err(failure) => {
             tracing::debug!(?failure, "a request was refused");
             let mut response = failure.into_response();
-            // What comes behind it may be its body, or another request.
+            // The following bytes may be the body of the request, or another request.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             response
         }
@@ -310,7 +309,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `router` to the clients that connect to `listener`. Call it within a tokio runtime.
+    /// Serves `router` to the clients that connect to `listener`. Call this within a tokio runtime.
     ///
     /// Fails with [`Error::Invalid`] as [`ServerOptions::check`] does, for example if other machines can reach the address without
     /// `is_public`. Fails with [`Error::Io`] if `listener` is no longer a listener.
@@ -318,7 +317,7 @@ impl Server {
         let io = |error| Error::Io { what: "listener", source: Arc::new(error) };
         let local_addr = listener.local_addr().map_err(io)?;
         options.check(local_addr)?;
-        // The caller made the listener, with a short queue.
+        // The caller made the listener, and its queue may be short.
         socket2::SockRef::from(&listener).listen(BACKLOG).map_err(io)?;
         let mut http = http1::Builder::new();
         // These timers use the time of the operating system, which a simulation cannot replay.
@@ -349,7 +348,7 @@ impl Server {
     pub async fn shutdown(mut self) {
         self.stop.send_replace(true);
         if let Err(error) = (&mut self.task).await {
-            tracing::error!(%error, "the listener has panicked");
+            tracing::error!(%error, "the listener panicked");
         }
     }
 }
@@ -385,7 +384,7 @@ impl Acceptor {
                     Ok((socket, _)) => self.serve(socket, graceful.watcher(), &mut tasks),
                     Err(error) => {
                         if let Some(unsaid) = self.log.is_due(self.env.now(), "accept".to_owned()) {
-                            tracing::warn!(%error, unsaid, "no connection can be accepted");
+                            tracing::warn!(%error, unsaid, "cannot accept connections");
                         }
                         self.env.sleep(ACCEPT_PAUSE).await;
                     }
@@ -396,7 +395,7 @@ impl Acceptor {
         tokio::select! {
             () = graceful.shutdown() => {}
             () = self.env.sleep(self.options.drain_timeout) => {
-                tracing::warn!(connections = tasks.len(), "answers that do not end are cut off");
+                tracing::warn!(connections = tasks.len(), "cutting off answers that do not end");
             }
         }
         tasks.shutdown().await;
@@ -412,7 +411,7 @@ impl Acceptor {
         let connection = watcher.watch(connection);
         tasks.spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection has ended early");
+                tracing::debug!(%error, "a connection ended early");
             }
         });
     }
@@ -423,7 +422,7 @@ fn prepare(socket: &TcpStream, options: &ServerOptions) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let system = socket2::SockRef::from(socket);
     system.set_send_buffer_size(options.send_buffer_len)?;
-    // The buffer has room for many heartbeats, so only the system knows that the client takes none of them.
+    // The buffer has room for many heartbeats, so only the system knows that the client is not receiving them.
     #[cfg(target_os = "linux")]
     system.set_tcp_user_timeout(Some(bounded_timer(options.write_timeout)))?;
     Ok(())
@@ -434,6 +433,6 @@ fn report(ended: &Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
     {
-        tracing::error!(%error, "a connection has panicked");
+        tracing::error!(%error, "a connection panicked");
     }
 }

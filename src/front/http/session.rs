@@ -25,7 +25,7 @@ use super::{
 };
 
 impl Api {
-    /// Serves `/_session`, where callers with credentials log in by cookie. It refuses log-ins from pages of other origins, unless
+    /// Serves `/_session`, where callers with credentials log in by cookie. The route refuses log-ins from pages of other origins, unless
     /// [`ServerOptions::cors_origins`](super::ServerOptions::cors_origins) names them.
     pub fn sessions(&self) -> Router {
         let methods = get(who).post(log_in).delete(log_out);
@@ -43,7 +43,7 @@ fn answer(request: &HeaderMap, body: &Value, cookie: Option<NewCookie>) -> Respo
     response
 }
 
-/// Has the client forget its cookie.
+/// Makes the client forget its cookie.
 async fn log_out(headers: HeaderMap) -> Response {
     answer(&headers, &json!({ "ok": true }), Some(NewCookie::default()))
 }
@@ -64,7 +64,7 @@ async fn who(State(inner): Shared, parts: Parts) -> Answered {
             context["roles"] = caller.roles().into();
         }
         Err(failure) if parts.headers.contains_key(header::AUTHORIZATION) => return Err(failure),
-        // As in CouchDB: so a program asks whether it has to log in.
+        // As in CouchDB, programs use this parameter to ask whether they have to log in.
         Err(_) if has(&parts, "basic", "true") => return Err(Failure::unauthorized("Please login.")),
         Err(_) => {}
     }
@@ -72,8 +72,8 @@ async fn who(State(inner): Shared, parts: Parts) -> Answered {
     Ok(answer(&parts.headers, &body, renewed.map(|(_, cookie)| cookie)))
 }
 
-/// Begins a session. Fails with 401 if the name or the secret is wrong, and with 403 if a page of another origin asks, which could
-/// have its visitor work under a name of its choice.
+/// Begins a session. Fails with 401 if the name or the secret is wrong, and with 403 if a page of another origin sends the request: it
+/// could make its visitor work under a name that it chooses.
 async fn log_in(State(inner): Shared, parts: Parts, body: Body) -> Answered {
     if has(&parts, "next", "") {
         return Err(Failure::bad_request("`next` is not supported: this server does not redirect."));
@@ -92,14 +92,14 @@ async fn log_in(State(inner): Shared, parts: Parts, body: Body) -> Answered {
     Ok(answer(&parts.headers, &body, Some(cookie)))
 }
 
-/// Returns whether a request has the parameter `key` with this value; with any value, if it is empty.
+/// Returns whether a request has the parameter `key` with this `value`, or with any value if `value` is empty.
 fn has(parts: &Parts, key: &str, value: &str) -> bool {
     let query = parts.uri.query().unwrap_or_default();
     form_urlencoded::parse(query.as_bytes())
         .any(|(known, given)| known == key && (value.is_empty() || given == value))
 }
 
-/// What a client logs in with, in CouchDB's words.
+/// What a client logs in with, under the names that CouchDB uses.
 #[derive(Deserialize)]
 struct LogIn {
     #[serde(alias = "username")]

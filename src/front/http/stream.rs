@@ -1,7 +1,7 @@
-//! [`answer`] answers with a feed: the rows of its [`Source`], heartbeats between them, and an end.
+//! [`answer`] answers with a feed: the rows of its [`Source`], heartbeats in between, and an end.
 //!
-//! The connection pulls the [`Stream`]. The stream reads nothing unless the client has room for it, so a slow client costs one chunk. A
-//! closed connection drops the stream with everything that it holds.
+//! The connection pulls the [`Stream`]. The stream reads only while the client can take more, so a slow client costs one chunk. Closing the
+//! connection drops the stream with everything that it holds.
 
 use std::{fmt::Display, pin::pin, sync::Arc, time::Duration};
 
@@ -40,23 +40,23 @@ pub(super) enum Progress {
     More,
     /// The feed has read everything.
     UpToDate,
-    /// The feed has read everything, and no more will come.
+    /// The feed has read everything, and no more rows will come.
     Over,
 }
 
 /// Reads the rows of a feed.
 pub(super) trait Source: Send + 'static {
-    /// Whether the end of the feed says how many rows come after the position.
+    /// Whether the end of the feed reports how many rows come after the position.
     const TELLS_PENDING: bool = true;
 
-    /// Writes rows until the chunk is full: about `limit` at most, and at least one if there are any. Moves the position past them.
+    /// Writes rows until the chunk is full: at most about `limit`, and at least one if there are any. Moves the position past them.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the next call continues the read.
     fn read(&mut self, out: &mut Writer, limit: u64) -> impl Future<Output = Result<Progress>> + Send;
 
-    /// Completes when there may be more to read after [`Progress::UpToDate`]. This is cancel safe.
+    /// Completes when there may be more to read after [`Progress::UpToDate`]. Cancel safe.
     fn wait(&mut self) -> impl Future<Output = ()> + Send;
 
     /// Returns the position of a client that has received all rows that were written.
@@ -67,7 +67,7 @@ pub(super) trait Source: Send + 'static {
         async { Ok(0) }
     }
 
-    /// Returns where another shard has taken over, if the feed is over for that reason.
+    /// Returns where another shard took over, if that ended the feed.
     fn resharded_at(&self) -> Option<Sequence> {
         None
     }
@@ -94,11 +94,11 @@ struct Stream<S> {
     writer: Writer,
     /// How many rows the stream may still send.
     limit: u64,
-    /// The feed ends after this time without rows.
+    /// How long the feed may go without rows before it ends.
     timeout: Duration,
-    /// The feed sends a heartbeat after this time without data.
+    /// How long the feed may go without data before it sends a heartbeat.
     heartbeat: Option<Duration>,
-    /// Whether heartbeats of a continuous feed say how far the feed has come.
+    /// Whether heartbeats of a continuous feed report how far the feed has come.
     tells_progress: bool,
     phase: Phase,
     /// Whether the stream has sent rows.
@@ -157,7 +157,7 @@ pub(super) async fn answer<S: Source>(
     let mut response = respond(form, body);
     let headers = response.headers_mut();
     if lasts {
-        // Otherwise nginx would hold rows back until they fill a buffer.
+        // Otherwise nginx would hold back rows until they fill a buffer.
         headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     }
     if let Some(tag) = tag {
@@ -179,8 +179,8 @@ pub(super) fn respond(form: WireFormat, body: Body) -> Response {
     response
 }
 
-/// Returns the entity tag of the answer to the query `text`. It depends on the last row of the feed, which every change moves, and
-/// on the horizon. The tag is weak, because one position may have several texts.
+/// Returns the entity tag of the answer to the query `text`. It depends on the last row of the feed, which every change moves, and on the
+/// horizon. The tag is weak because one position can have several texts.
 pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<HeaderValue, Failure> {
     let raw = feed.raw();
     let state = async |tx| {
@@ -195,7 +195,7 @@ pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<Header
 
 /// Returns whether the client already has the answer with this tag.
 fn is_known(parts: &Parts, tag: &HeaderValue) -> bool {
-    // Clients may take the tag for a strong one, and omit the prefix that makes it weak.
+    // Clients may treat the tag as strong, and omit the prefix that makes it weak.
     let bare = |tag: &str| tag.strip_prefix("W/").unwrap_or(tag).to_owned();
     let tag = bare(tag.to_str().unwrap_or_default());
     let known = parts.headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
@@ -204,15 +204,14 @@ fn is_known(parts: &Parts, tag: &HeaderValue) -> bool {
 }
 
 impl<S: Source> Stream<S> {
-    /// Returns the next bytes to send. A failure cuts the connection off, so that the client does not take it for the end of the
-    /// feed.
+    /// Returns the next bytes to send. A failure cuts off the connection, so that the client does not mistake it for the end of the feed.
     async fn next(&mut self) -> Option<Result<Bytes>> {
         loop {
             let chunk = match self.phase {
                 Phase::Begin => {
                     self.phase = Phase::Read;
                     Ok(match self.writer.form() {
-                        // A client that is cut off before its first row resumes where it began.
+                        // Because of this, a client that is cut off before its first row resumes where it began.
                         WireFormat::Events => self.beat(),
                         WireFormat::Array => Bytes::from_static(b"{\"results\":[\n"),
                         WireFormat::Lines => Bytes::new(),
@@ -235,7 +234,7 @@ impl<S: Source> Stream<S> {
                     return Some(Ok(chunk));
                 }
                 Err(error) => {
-                    stats.health.complain(self.inner.env(), "feed of HTTP, which is cut off", &error);
+                    stats.health.complain(self.inner.env(), "HTTP feed, which is cut off", &error);
                     stats.http_feed_failures.add(1);
                     self.phase = Phase::Done;
                     return Some(Err(error));
@@ -247,7 +246,7 @@ impl<S: Source> Stream<S> {
     /// Reads some rows. If the read takes longer than the interval of heartbeats, it sends a heartbeat instead.
     async fn read(&mut self) -> Result<Bytes> {
         if self.caller.is_gone() {
-            return Err(Error::invalid("caller", "its credentials are valid no more"));
+            return Err(Error::invalid("caller", "its credentials are no longer valid"));
         }
         if self.limit == 0 || (self.mode != Mode::Normal && self.inner.is_closing()) {
             self.phase = Phase::End;
@@ -257,7 +256,7 @@ impl<S: Source> Stream<S> {
         let heartbeat = if self.heartbeat.is_some() { self.beat() } else { Bytes::new() };
         let progress = {
             let mut read = pin!(self.source.read(&mut self.writer, self.limit));
-            // Mostly rows are ready at once, and no timer is needed.
+            // Usually rows are ready at once, and no timer is needed.
             if let Some(done) = (&mut read).now_or_never() {
                 done?
             } else {
@@ -301,8 +300,8 @@ impl<S: Source> Stream<S> {
         Ok(bytes)
     }
 
-    /// Makes a heartbeat, which keeps the connection from falling silent. If the format allows it, the heartbeat says how far the
-    /// feed has come. So a client with rare rows continues from there, and not from its last row, which may be too old one day.
+    /// Makes a heartbeat, which keeps the connection from falling silent. If the format allows it, the heartbeat reports how far the feed
+    /// has come, so a client that rarely gets rows continues from there, and not from its last row, which may have become too old.
     fn beat(&mut self) -> Bytes {
         match self.writer.form() {
             WireFormat::Events => {

@@ -1,11 +1,11 @@
-//! `/_db_updates` says which databases were created, updated and deleted. [`Updates`] reads its rows: from the store until the feed has
-//! caught up, then from the dispatcher's ring.
+//! `/_db_updates` says which databases were created, updated and deleted. [`Updates`] reads the rows of a feed: from the store until the
+//! feed has caught up, then from the dispatcher's ring.
 //!
-//! The routers limit how many feeds read pages at once, so that a thousand new clients do not delay the subscribers. A feed reads
-//! its first page before the answer begins, because the status can still say that the client was away for too long. After that, a
-//! live feed is a subscriber of the dispatcher like any other. It reads the ring by reference, and all feeds with the same format
-//! share the bytes of a batch, chunk by chunk. Between two chunks a feed holds nothing of the batch. If the batch has left the ring
-//! when the client has room again, the feed reads the rest from the store.
+//! The routers limit how many feeds read pages at once, so that a thousand new clients do not delay the subscribers. A feed reads its first
+//! page before the answer begins, while the status can still say that the client was away for too long. Once it has caught up, a live feed
+//! is a subscriber to the dispatcher like any other. It reads the ring by reference, and all feeds with the same format share the bytes of
+//! a batch, chunk by chunk. Between two chunks a feed holds nothing of the batch. If the batch has left the ring when the client has room
+//! again, the feed reads the rest from the store.
 
 use std::sync::{Arc, Weak};
 
@@ -42,10 +42,10 @@ use crate::{
     store::Isolation,
 };
 
-/// The most rows of one read.
+/// The maximum number of rows in one read.
 const PAGE_ROWS: usize = 256;
 
-/// A page, and the horizon when it was read.
+/// A page, and the horizon at the time it was read.
 type Page = (NotificationPage, Sequence);
 
 /// The next item of a subscription; `None` after its end.
@@ -70,17 +70,17 @@ async fn feed(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     answer(&inner, &parts, &query, tag, Updates::begin(&inner, &query)).await
 }
 
-/// Fails if a posted `body` has content: clients that post send nothing, or an empty object.
+/// Fails if a posted `body` has content: clients may post only an empty body or an empty object.
 fn check_body(method: &Method, body: &[u8]) -> Result<(), Failure> {
     let text = body.trim_ascii();
     let is_empty = || serde_json::from_slice(text).is_ok_and(|map: serde_json::Map<_, _>| map.is_empty());
     if *method != Method::POST || text.is_empty() || is_empty() {
         return Ok(());
     }
-    Err(Failure::bad_request("The body has to be empty, or {}."))
+    Err(Failure::bad_request("The body must be empty, or {}."))
 }
 
-/// Begins to read at most `limit` rows after `cursor`, or, newest first, before it.
+/// Begins to read at most `limit` rows after `cursor`, or before it, newest first, if `descending`.
 fn load(inner: &Arc<Inner>, cursor: Cursor, descending: bool, limit: usize) -> Load<Page> {
     let inner = Arc::clone(inner);
     Load::begin(async move {
@@ -102,7 +102,7 @@ fn load(inner: &Arc<Inner>, cursor: Cursor, descending: bool, limit: usize) -> L
 /// How a live feed gets new rows.
 struct Live {
     batches: BatchSubscription,
-    /// The item that came while the feed waited.
+    /// The item that arrived while the feed was waiting.
     arrived: Option<NextItem>,
 }
 
@@ -110,7 +110,7 @@ struct Live {
 enum Current {
     /// Rows of a page, or of a batch whose bytes differ from those of other feeds.
     Own(Rows),
-    /// The chunks of a batch that feeds share, from this one on.
+    /// The chunks of a batch that feeds share, beginning at this index.
     Shared(Weak<Rendering>, usize),
 }
 
@@ -120,7 +120,7 @@ struct Updates {
     wanted: Wanted,
     /// Whether the newest rows come first.
     descending: bool,
-    /// Where to read on in the store.
+    /// Where to continue reading in the store.
     next: Cursor,
     seq: Cursor,
     /// Whether the feed has read the store to its end.
@@ -153,7 +153,7 @@ impl Updates {
         }
     }
 
-    /// Makes the feed that `query` asks for. Unless it is of rows from now on, it reads its first page, and fails if that read fails.
+    /// Makes the feed that `query` asks for. Unless the feed begins now, this reads the first page, and fails if that read fails.
     async fn begin(inner: &Arc<Inner>, query: &Query) -> Result<Self> {
         let start = match query.start {
             _ if query.descending => Sequence::MAX.into(),
@@ -169,7 +169,7 @@ impl Updates {
         Ok(updates)
     }
 
-    /// Sends this page next.
+    /// Takes the page to send next.
     fn turn(&mut self, (page, horizon): Page) {
         let NotificationPage { mut rows, mut to, mut next, mut more } = page;
         if self.page_size.cut(&mut rows, |row| size_of_row(row)) {
@@ -215,7 +215,7 @@ impl Updates {
         self.current = (rest < chunks.len()).then(|| Current::Shared(Arc::downgrade(rendering), rest));
     }
 
-    /// Returns the subscription to new rows, and begins it if necessary.
+    /// Returns the subscription to new rows, which it begins if necessary.
     fn live(&mut self) -> &mut Live {
         let Self { inner, wanted, next, live, .. } = self;
         live.get_or_insert_with(|| {
@@ -235,7 +235,7 @@ impl Updates {
         match arrived {
             None => return Ok(Progress::UpToDate),
             Some(Some(Item::Delivery(batch))) => self.turn_to(&batch, out, limit),
-            // If it subscribed again, the feed would get everything from the beginning, and the client has to know that.
+            // After a new subscription the feed would get everything from the beginning, and the client has to know that.
             Some(Some(Item::Expired { horizon })) => return Err(Error::Expired { horizon }),
             // The position belongs to another history, so waiting does not help.
             Some(Some(Item::Failed(error @ Error::Invalid { .. }))) => return Err(error),
@@ -244,7 +244,7 @@ impl Updates {
                 // The subscription pauses before it reads again.
                 context.stats.health.complain(context.env(), "catching up of a live feed", &error);
             }
-            // A feed that did not begin with nothing never gets `CaughtUp`, and this subscription skips no rows.
+            // Only a feed that began with nothing gets `CaughtUp`, and this subscription skips no rows.
             Some(Some(Item::CaughtUp { .. } | Item::Lagged { .. })) => {}
             // Without a dispatcher no rows come, so the feed ends and the client tries again.
             Some(None) => return Ok(Progress::Over),
@@ -252,14 +252,14 @@ impl Updates {
         Ok(Progress::More)
     }
 
-    /// Sends this batch next. If possible, it uses the bytes that all feeds with this format share.
+    /// Takes the batch to send next. If possible, it uses the bytes that all feeds with this format share.
     fn turn_to(&mut self, batch: &DeliveryBatch, out: &mut Writer, limit: u64) {
-        // The only batch of a longpoll is the first of its reading, which differs from those of others.
+        // A longpoll has only one batch, the first of its reading, and that differs between feeds.
         let is_shareable = out.form() != WireFormat::Array;
         let shared = if is_shareable { render(batch, out.form(), &self.wanted) } else { None };
         let rows = |rendering: &Rendering| rendering.1.iter().map(|chunk| chunk.rows).sum::<u64>();
         match shared {
-            // Now, while the batch is held: it may have left the ring.
+            // This must happen now, while the batch is held: it may already have left the ring.
             Some(rendering) if rows(&rendering) <= limit => self.share(&rendering, 0, out),
             _ => self.current = Some(Current::Own(Rows::of(batch))),
         }
@@ -267,17 +267,17 @@ impl Updates {
 }
 
 impl Source for Updates {
-    // CouchDB has no count here either, and counting the rows of all databases would cost more with every database.
+    // CouchDB reports no count here either, and the cost of counting the rows of all databases would grow with the databases.
     const TELLS_PENDING: bool = false;
 
     async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
         loop {
-            // The first chunk of a batch is there as soon as the batch is taken.
+            // Taking a batch may already have written its first chunk.
             if out.rows() == 0 {
                 self.write(out, limit);
             }
             if out.rows() > 0 {
-                // An array ends with the rows that there were. It must not go on while new rows come.
+                // An array ends with the rows that existed when it began. It must not go on and on while new rows come.
                 let is_enough =
                     out.form() == WireFormat::Array && self.is_caught_up && self.current.is_none();
                 return Ok(if is_enough { Progress::UpToDate } else { Progress::More });
@@ -305,7 +305,7 @@ impl Source for Updates {
     }
 
     fn position(&mut self) -> Cursor {
-        // While nothing matches, the subscription moves on, so that the position does not expire.
+        // While nothing matches, the position follows the subscription, so that it does not expire.
         if let (Some(live), None) = (&mut self.live, &self.current)
             && self.wanted.names.is_some()
             && live.arrived.is_none()

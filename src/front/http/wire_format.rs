@@ -1,4 +1,4 @@
-//! [`WireFormat`] gives the bytes of the ends of feeds. [`Writer`] writes rows in a format.
+//! [`WireFormat`] makes the bytes that end a feed. [`Writer`] writes rows in a format.
 //!
 //! Clients parse these bytes line by line, not as JSON, so every byte counts.
 
@@ -8,14 +8,14 @@ use axum::body::Bytes;
 
 use super::query::Mode;
 
-/// A chunk with this many bytes takes no further row.
+/// A chunk with this many bytes takes no further rows.
 pub(super) const CHUNK_BYTES: usize = 32 << 10;
 
-/// The room for the last row of a chunk. Rows of `_db_updates` are shorter, also if all characters of a name are escaped; only a
-/// database with rows of several types may need more.
+/// The room for the last row of a chunk. Rows of `_db_updates` are shorter, even if all characters of a name are escaped; only a database
+/// with rows of several types may need more.
 const ROW_BYTES: usize = 8 << 10;
 
-/// A chunk grows by doubling up to this many bytes, and then gets all its room at once.
+/// A chunk grows by doubling up to this many bytes, and then gets the rest of its room at once.
 const SMALL_BYTES: usize = 8 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,13 +63,13 @@ impl WireFormat {
 #[derive(Debug)]
 pub(super) struct Writer {
     form: WireFormat,
-    /// The bytes that were written and not taken.
+    /// The bytes that were written but not yet taken.
     bytes: Vec<u8>,
-    /// Bytes that were written elsewhere, which have to be taken first.
+    /// Bytes that were written elsewhere, and must be taken first.
     shared: Bytes,
-    /// How many rows were written and not taken.
+    /// How many rows were written but not yet taken.
     rows: u64,
-    /// Whether the feed has rows already.
+    /// Whether the feed already has rows.
     has_begun: bool,
 }
 
@@ -82,8 +82,8 @@ impl Writer {
         self.form
     }
 
-    /// Writes a row with the position `seq`. The function `json` writes its JSON object on one line. The id of an event is JSON, too,
-    /// as in CouchDB: clients parse it.
+    /// Writes a row with the position `seq`. `json` writes the row's JSON object on one line. The id of an event is JSON, too, as in
+    /// CouchDB, because clients parse it.
     pub fn row(&mut self, seq: &impl Display, json: impl FnOnce(&mut Vec<u8>)) {
         let (len, most) = (self.bytes.len(), CHUNK_BYTES + ROW_BYTES);
         if len >= SMALL_BYTES && self.bytes.capacity() < most {
@@ -106,7 +106,7 @@ impl Writer {
         self.rows += 1;
     }
 
-    /// Adds `rows` rows that were written elsewhere in the same format, which must not be an array. Take all written bytes first.
+    /// Adds `rows` rows that were written elsewhere in the same format, which must not be an array. Take all written bytes before this.
     pub fn share(&mut self, bytes: Bytes, rows: u64) {
         debug_assert!(self.bytes.is_empty() && self.shared.is_empty(), "they would change places");
         self.shared = bytes;
@@ -114,22 +114,22 @@ impl Writer {
         self.has_begun = true;
     }
 
-    /// Returns how many rows were written and not taken.
+    /// Returns how many rows were written but not yet taken.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Returns whether the written bytes fill a chunk. Then they have to be taken before the next row.
+    /// Returns whether the written bytes fill a chunk. If so, take them before the next row.
     pub fn is_full(&self) -> bool {
         self.bytes.len() >= CHUNK_BYTES
     }
 
-    /// Takes the written bytes, and the number of their rows.
+    /// Takes the written bytes, and returns them with the number of their rows.
     pub fn take(&mut self) -> (Bytes, u64) {
         let mut bytes = std::mem::take(&mut self.shared);
         if bytes.is_empty() {
             let mut written = std::mem::take(&mut self.bytes);
-            // An allocator keeps a block that is more than half full, so this frees the room of short chunks only.
+            // An allocator keeps a block that is more than half full, so this frees room only for short chunks.
             written.shrink_to_fit();
             bytes = written.into();
         }
@@ -145,7 +145,7 @@ pub(super) fn write_string(bytes: &mut Vec<u8>, text: &str) {
 mod tests {
     use super::*;
 
-    /// Regression: chunks grew by doubling, so the server held 64 KB for each of 32 KB, and two of them for a client that did not read.
+    /// Regression: chunks grew by doubling, so the server held 64 KB per chunk of 32 KB, and two chunks for a client that did not read.
     #[test]
     fn a_chunk_takes_hardly_more_memory_than_its_bytes() {
         for len in [10, 80, 1_000, 6_500] {

@@ -1,8 +1,7 @@
-//! [`Decoder`]: all decoders of bytes from outside: from the store, a client, or a file.
+//! [`Decoder`]: all decoders of bytes that come from outside: from the store, a client or a file.
 //!
-//! None may panic, whatever its input is. An accepted value has to be the same after it is written and read again.
-//! `fuzz/` gives them the inputs of a fuzzer, `tests/decoders.rs` rows of a store, with some of them changed. Both also open folders with
-//! such files.
+//! No decoder may panic, whatever its input is. An accepted value must be the same after it is written and read again. `fuzz/` feeds them
+//! the inputs of a fuzzer, and `tests/decoders.rs` the rows of a store, some of them changed. Both also open folders with such files.
 
 use std::fmt::Debug;
 
@@ -26,7 +25,7 @@ use crate::{
     },
 };
 
-/// A kind of decoders.
+/// A kind of decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Decoder {
@@ -36,7 +35,7 @@ pub enum Decoder {
     Values,
     /// The parsers of text: cursors, sequences, names, revisions.
     Texts,
-    /// The query string and the headers of a request, a line each.
+    /// The query string and the headers of a request, one per line.
     #[cfg(feature = "http")]
     Query,
     /// The body of a request that records events.
@@ -45,7 +44,7 @@ pub enum Decoder {
 }
 
 impl Decoder {
-    /// All of them.
+    /// All kinds.
     pub const ALL: &[Self] = &[
         Self::Keys,
         Self::Values,
@@ -60,7 +59,7 @@ impl Decoder {
     ///
     /// # Panics
     ///
-    /// If a decoder panics, or does not read its own bytes again.
+    /// If a decoder panics, or does not read what it has written as the same value.
     pub fn run(self, input: &[u8]) {
         match self {
             Self::Keys => keys(input),
@@ -98,7 +97,7 @@ fn keys(input: &[u8]) {
     }
 }
 
-/// Decodes `bytes`; an accepted value has to be the same after it is written and read again.
+/// Decodes `bytes`. An accepted value has to be the same after it is written and read again.
 fn round<T: PartialEq + Debug>(
     bytes: &[u8],
     read: impl Fn(&[u8]) -> Result<T>,

@@ -15,7 +15,7 @@ use crate::{
     store::{Store, Transaction},
 };
 
-/// The member that should own each resource, in order: of these with their present owners, among members with their maxima.
+/// Returns which member should own each of `resources`, in order. They are given with their current owners, and members with their maxima.
 pub fn assign(resources: &[(u64, Option<NodeId>)], members: &[(NodeId, u32)]) -> Vec<(u64, Option<NodeId>)> {
     membership::assign(resources, members)
 }
@@ -34,19 +34,19 @@ pub trait PoolWork: Send + Sync + 'static {
 pub struct PoolLease(Held);
 
 impl PoolLease {
-    /// The resource, and the epoch of the acquisition.
+    /// Returns the resource, and the epoch of the acquisition.
     pub fn resource_and_epoch(&self) -> (u64, u64) {
         (self.0.resource, self.0.epoch)
     }
 
-    /// Fails with [`Error::LeaseLost`](crate::Error::LeaseLost) if it is no longer held, and makes `tx` fail if it is lost before the
-    /// commit.
+    /// Fails with [`Error::LeaseLost`](crate::Error::LeaseLost) if the lease is no longer held, and makes `tx` fail if it is lost before
+    /// the commit.
     pub async fn check(&self, tx: &Transaction) -> Result<()> {
         self.0.check(tx).await
     }
 }
 
-/// A test's work as the worker knows it.
+/// Adapts the work of a test to the worker.
 struct Tested<W>(Arc<W>);
 
 impl<W: PoolWork> Work for Tested<W> {
@@ -59,7 +59,7 @@ impl<W: PoolWork> Work for Tested<W> {
     }
 }
 
-/// A node whose bus, if there is one, stands under `prefix`.
+/// A node under a prefix, with or without a bus there.
 #[derive(Debug)]
 pub struct PoolNode {
     member: Arc<Member>,
@@ -74,12 +74,12 @@ impl PoolNode {
         Ok(Self { member, stats })
     }
 
-    /// The node.
+    /// Returns the id of the node.
     pub fn id(&self) -> NodeId {
         self.member.id()
     }
 
-    /// What it has counted.
+    /// Returns what the node has counted.
     pub fn stats(&self) -> StatsSnapshot {
         self.stats.snapshot()
     }
@@ -96,7 +96,7 @@ impl PoolNode {
     }
 }
 
-/// The share of a node. Dropping it stops the work at once.
+/// The share of a node in a pool. Dropping it stops the work at once.
 #[derive(Debug)]
 #[must_use = "dropping it stops the work"]
 pub struct PoolWorker(Worker);

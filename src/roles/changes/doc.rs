@@ -21,10 +21,10 @@ const FORMAT: u16 = 1;
 pub struct DocId(Arc<str>);
 
 impl DocId {
-    /// The longest id, in bytes.
+    /// The maximum length of an id, in bytes.
     pub const LEN_MAX: usize = 8_192;
 
-    /// Fails if `id` is empty or too long.
+    /// Checks `id`. Fails if it is empty or too long.
     pub fn new(id: &str) -> Result<Self> {
         // In keys a zero byte takes two.
         let len = id.len() + id.matches('\0').count();
@@ -75,9 +75,9 @@ serde_as_text!(DocId);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision {
-    /// Number of edits that led to it; 1 for the first.
+    /// The number of edits that led to the revision; 1 for the first.
     pub position: u64,
-    /// Distinguishes revisions of one position.
+    /// Distinguishes revisions with the same position.
     pub hash: [u8; 16],
 }
 
@@ -109,13 +109,13 @@ serde_as_text!(Revision);
 /// A document after an edit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DocSummary {
-    /// Its id.
+    /// The id of the document.
     pub id: DocId,
-    /// Its winning revision.
+    /// The winning revision.
     pub revision: Revision,
-    /// Number of leaves, at least 1. If it is 1, the winning revision is the only leaf.
+    /// The number of leaves, at least 1. If it is 1, the winning revision is the only leaf.
     pub branches: u32,
-    /// Whether the winning revision is a deletion; then every leaf is.
+    /// Whether the winning revision is a deletion. If it is, every leaf is.
     pub is_deleted: bool,
 }
 
@@ -129,8 +129,8 @@ impl DocSummary {
         Ok(())
     }
 
-    /// The stored form, a tuple: sequence format, document id, revision position, revision hash, branch count, whether it is
-    /// not deleted (CouchDB RFC 003).
+    /// Returns the stored form, a tuple: sequence format, document id, revision position, revision hash, branch count, whether it is not
+    /// deleted (CouchDB RFC 003).
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let hash = foundationdb_tuple::Bytes::from(&self.revision.hash[..]);
         let Self { id, revision, branches, is_deleted } = self;

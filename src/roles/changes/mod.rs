@@ -1,11 +1,11 @@
 //! [`Changes`]: the edited documents of a database, in the order of their last edits (`_changes`).
 //!
-//! Each database has its own feed, sharded as the notification feed is (CouchDB RFC 018). A row has the winning
-//! revision of a document after its last edit (RFC 003). It is written in the transaction that edits the document, together
-//! with the event of the database. An insert costs one key, and an update clears one more key. Neither reads anything
-//! of the feed but the one key that shows that its shards have not changed.
+//! Each database has its own feed, sharded like the notification feed (CouchDB RFC 018). A row has the winning revision of a document after
+//! its last edit (RFC 003). It is written in the transaction that edits the document, together with the event of the database. An insert
+//! costs one key, and an update clears one more key. Neither reads anything from the feed except the one key that shows that its shards
+//! have not changed.
 //!
-//! This is not a store of documents. A layer keeps those, each with the sequence of its last edit, which the next edit has to pass.
+//! This is not a document store. A layer keeps the documents, each with the sequence of its last edit, which the next edit has to pass.
 
 mod doc;
 mod rows;
@@ -50,7 +50,7 @@ const TOPOLOGIES_MAX: usize = 10_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChangesOptions {
-    /// Number of shards, 1 to 10,000. It can be changed at any time ([`Feed::reshard`]). Default: 1.
+    /// The number of shards, 1 to 10,000. It can be changed at any time ([`Feed::reshard`]). Default: 1.
     pub shards: u32,
     /// The scheme that routes documents to shards; [`SchemeId::PARTITION_KEY`] for partitioned databases. Default:
     /// [`SchemeId::ID`].
@@ -113,8 +113,8 @@ impl Changes {
     /// Creates the changes feed of `db` in the transaction that creates the database. A retry after an unknown result
     /// changes nothing.
     ///
-    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits or the feed exists with other options,
-    /// and with [`Error::UnknownScheme`](crate::Error::UnknownScheme).
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is outside its limits or the feed exists with other options, and
+    /// with [`Error::UnknownScheme`](crate::Error::UnknownScheme).
     pub async fn create(&self, tx: &Transaction, db: &Db, options: &ChangesOptions) -> Result<()> {
         let new = self.new_topology(db, options)?;
         self.raw(&FeedId::documents(db.instance)).create(tx, &new).await
@@ -124,13 +124,13 @@ impl Changes {
     /// tuple of incarnation and versionstamp, their values those of RFC 003. They become the first shard of the feed,
     /// number 0; new rows go to other shards, and an edit of a document removes its row from the old range.
     ///
-    /// No old writer may write to the range any more.
+    /// Old writers must no longer write to the range.
     ///
-    /// Before that, all rows are read and checked, in as many transactions as it takes.
+    /// Before the feed is created, all rows are read and checked, in as many transactions as it takes.
     ///
-    /// Fails as [`Changes::create`] does, if the prefix is empty or longer than 1,024 bytes, if a row is of a later incarnation than
-    /// the bus ([`Bus::raise_incarnation`](crate::Bus::raise_incarnation)), and with [`Error::Corrupt`](crate::Error::Corrupt), which
-    /// names the row, if one cannot be decoded. Then nothing is changed.
+    /// Fails as [`Changes::create`] does; if the prefix is empty or longer than 1,024 bytes; if a row is from a later incarnation than the
+    /// bus ([`Bus::raise_incarnation`](crate::Bus::raise_incarnation)); and with [`Error::Corrupt`](crate::Error::Corrupt), which names the
+    /// row, if a row cannot be decoded. After a failure nothing has changed.
     pub async fn adopt(&self, db: &Db, prefix: &[u8], options: &ChangesOptions) -> Result<()> {
         let new = self.new_topology(db, options)?;
         let feed = FeedId::documents(db.instance);
@@ -149,10 +149,10 @@ impl Changes {
         self.topologies.remove(&db.instance);
     }
 
-    /// Makes a writer of changes of `db` in `tx`. It reads one key, so that `tx` fails if the feed is resharded before the commit.
+    /// Makes a writer for changes of `db` in `tx`. It reads one key, so that `tx` fails if the feed is resharded before the commit.
     ///
     /// Fails with [`Error::NoFeed`](crate::Error::NoFeed) if the feed was not created, or was removed, and with
-    /// [`Error::OlderThanRows`](crate::Error::OlderThanRows), as far as this process knows.
+    /// [`Error::OlderThanRows`](crate::Error::OlderThanRows) if this process already knows that the store is older than its rows.
     pub async fn writer<'a>(&'a self, tx: &'a Transaction, db: &'a Db) -> Result<ChangesWriter<'a>> {
         let feed = FeedId::documents(db.instance);
         let feed = self.raw(&feed);
@@ -193,7 +193,7 @@ impl Changes {
         self.context.store.run(async |tx| rows::read(&tx, &feed, db, query, source).await).await
     }
 
-    /// Reads the changes of `db` as they appear, from `after` on; notifications from `dispatcher` wake it.
+    /// Reads the changes of `db` as they appear, from `after` on; notifications from `dispatcher` wake the tail.
     pub fn tail(&self, dispatcher: &Dispatcher, db: &Db, after: impl Into<Cursor>) -> ChangesTail {
         let name = Filter::name(db.name.as_str()).expect("it is the name of a database");
         let updates = dispatcher.subscribe(name).stream();
@@ -218,8 +218,8 @@ impl Changes {
                     (space.sequence(key)?.incarnation(), self.context.config.incarnation);
                 if incarnation > current {
                     let reason = format!(
-                        "the row at key {} is of incarnation {}, and the bus of {}, so that its rows would come before it: raise that of \
-                         the bus first",
+                        "the row at key {} has incarnation {}, but the bus has {}, so new rows would come before it: raise the \
+                         incarnation of the bus first",
                         key.escape_ascii(),
                         incarnation.0,
                         current.0
@@ -233,7 +233,7 @@ impl Changes {
         Ok(rows)
     }
 
-    /// The first topology of a feed. Its token is the instance, which is created only once.
+    /// Makes the first topology of a feed. Its token is the instance, which is created only once.
     fn new_topology(&self, db: &Db, options: &ChangesOptions) -> Result<NewTopology> {
         let new = NewTopology::new(options.shards, Some(options.scheme), self.context.env())?;
         Ok(new.with_token(db.instance.0))

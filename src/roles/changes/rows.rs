@@ -25,16 +25,16 @@ const DOCS_AT_ONCE: usize = 32;
 /// A leaf of a document: the end of a branch of edits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leaf {
-    /// Its revision.
+    /// The revision of the leaf.
     pub revision: Revision,
-    /// Whether it is a deletion.
+    /// Whether the leaf is a deletion.
     pub is_deleted: bool,
 }
 
-/// Gives the layer's leaves and bodies of documents, read in the transaction of the changes.
+/// Provides the layer's leaves and bodies of documents, read in the transaction of the changes.
 pub trait DocSource: Send + Sync {
-    /// All leaves of `doc`, the winning one first. It is called only for documents with more than one branch. Default: the winner
-    /// alone, for layers whose documents have no branches.
+    /// Returns all leaves of `doc`, the winning one first. Called only for documents with more than one branch. Default: only the winner,
+    /// for layers whose documents have no branches.
     fn leaves<'a>(
         &'a self,
         _tx: &'a Transaction,
@@ -44,7 +44,7 @@ pub trait DocSource: Send + Sync {
         Box::pin(ready(Ok(vec![winner(doc)])))
     }
 
-    /// The winning revision of `doc` in the layer's own format; `None` if there is none to show. Default: none.
+    /// Returns the winning revision of `doc` in the layer's own format; `None` if there is nothing to show. Default: `None`.
     fn body<'a>(
         &'a self,
         _tx: &'a Transaction,
@@ -55,7 +55,7 @@ pub trait DocSource: Send + Sync {
     }
 }
 
-/// The leaf of the winning revision.
+/// Returns the leaf of the winning revision.
 fn winner(doc: &DocSummary) -> Leaf {
     Leaf { revision: doc.revision, is_deleted: doc.is_deleted }
 }
@@ -66,9 +66,9 @@ fn winner(doc: &DocSummary) -> Leaf {
 pub struct ChangesQuery {
     /// The start: rows after it, or, if descending, rows before its position. Default: [`Cursor::BEGINNING`].
     pub from: Cursor,
-    /// The most rows, 1 to 10,000. With large documents choose a number whose reads fit into 5 s. Default: 1,000.
+    /// The maximum number of rows, 1 to 10,000. With large documents choose a number that can be read within 5 s. Default: 1,000.
     pub limit: usize,
-    /// Whether to read newest rows first. Default: no.
+    /// Whether to read the newest rows first. Default: no.
     pub descending: bool,
     /// Whether to read all leaves of each document (`style=all_docs`), not just the winning revision. Default: no.
     pub all_leaves: bool,

@@ -17,24 +17,23 @@ use crate::{
 /// How often the tail polls after its dispatcher has ended.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Reads the changes of a database as they appear. The database's notifications wake it: an edit and its event are one
-/// transaction, so a notification follows every edit, as long as a notifier runs on some node. Once its dispatcher has
-/// ended, it polls every 10 s.
+/// Reads the changes of a database as they appear. The database's notifications wake it: an edit and its event are in one transaction, so a
+/// notification follows every edit, as long as a notifier runs on some node. Once its dispatcher has ended, the tail polls every 10 s.
 ///
-/// Some changes have no notification: changes that were removed without the event that their database was deleted, and
-/// edits of a database that the bus takes for replaced. The poll of the process finds these within a minute, or later if more than
-/// 1,000 feeds of documents have readers in it.
+/// Some changes have no notification: a removal of all changes without the event that their database was deleted, and edits of a database
+/// that the bus considers replaced. The poll of the process finds these within a minute, or later if more than 1,000 feeds of documents
+/// have readers in the process.
 #[derive(Debug)]
 pub struct ChangesTail {
     feed: Feed<Change>,
-    /// Covers everything that was returned.
+    /// The cursor after everything that was returned.
     cursor: Cursor,
     limit: usize,
-    /// Notifications of the database; `None` after they have ended.
+    /// Notifications of the database; `None` once they have ended.
     updates: Option<Subscription>,
     /// Whether everything was read.
     is_at_end: bool,
-    /// Waits for what the poll of the process finds.
+    /// Learns what the poll of the process finds.
     listener: Option<Listener>,
 }
 
@@ -49,7 +48,7 @@ impl ChangesTail {
         Self { limit, ..self }
     }
 
-    /// Waits for the next page. It has rows, unless the page before said that there was more.
+    /// Waits for the next page, which has at least one row.
     ///
     /// Fails as [`Feed::page`] does, and with [`Error::NoFeed`](crate::Error::NoFeed) once the database's changes were removed.
     ///
@@ -71,7 +70,7 @@ impl ChangesTail {
         }
     }
 
-    /// Completes when there may be rows.
+    /// Completes when there may be new rows.
     async fn wait(&mut self) {
         let context = &self.feed.context;
         let Some(updates) = &mut self.updates else {
@@ -79,7 +78,7 @@ impl ChangesTail {
         };
         let (id, read) = (&self.feed.id, self.cursor.position());
         let listener = self.listener.get_or_insert_with(|| Listener::to_documents(context, id));
-        // The notification only wakes; the feed has the rows.
+        // The notification only wakes the tail; the rows are in the feed.
         tokio::select! {
             update = updates.next() => {
                 if update.is_none() {

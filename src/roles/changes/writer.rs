@@ -23,21 +23,21 @@ use crate::{
 /// A layer stores it with the document, as the operand of `SET_VERSIONSTAMPED_VALUE`, because the next edit has to pass it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingSequence {
-    /// The number of moves of the bus.
+    /// How many times the bus was moved.
     incarnation: Incarnation,
     /// The order of the row in its transaction.
     order: u16,
 }
 
 impl PendingSequence {
-    /// The operand of [`AtomicOp::SetVersionstampedValue`](crate::store::AtomicOp) that stores `before`, the 13 bytes of the
+    /// Returns the operand of [`AtomicOp::SetVersionstampedValue`](crate::store::AtomicOp) that stores `before`, the 13 bytes of the
     /// sequence, and `after`.
     pub fn operand(&self, before: &[u8], after: &[u8]) -> Vec<u8> {
         let before = [before, &[self.incarnation.0]].concat();
         versionstamped(&before, &[&self.order.to_be_bytes()[..], after].concat())
     }
 
-    /// The sequence, after the transaction has committed.
+    /// Returns the sequence, once the transaction has committed.
     pub fn of(&self, committed: Committed) -> Sequence {
         Sequence::new(self.incarnation, committed.versionstamp, self.order)
     }
@@ -53,7 +53,7 @@ pub struct ChangesWriter<'a> {
     db: &'a Db,
     feed: FeedId,
     topology: Arc<Topology>,
-    /// How often the transaction had been reset, and the feed removed in it, when the topology was read.
+    /// How many times the transaction had been reset, and the feed removed in it, when the topology was read.
     read_at: (u64, u64),
 }
 
@@ -69,15 +69,14 @@ impl<'a> ChangesWriter<'a> {
         Self { changes, tx, db, feed, topology, read_at }
     }
 
-    /// Records an edit of `doc`, and the event of the database: `ddoc_updated` for a design document, else
-    /// `updated`. `previous` is the sequence of the document's last edit, which the caller has read with the document;
-    /// `None` if the document is new.
+    /// Records an edit of `doc`, and the event of the database: `ddoc_updated` for a design document, else `updated`. `previous` is the
+    /// sequence of the document's last edit, which the caller read with the document; `None` if the document is new.
     ///
-    /// It reads nothing. It clears the previous row, if there is one, inserts the new one, and counts the row of a new document. If a
+    /// This reads nothing. It clears the previous row, if there is one, inserts the new one, and counts the row of a new document. If a
     /// document is recorded again in the same transaction, it has one row, the last; pass the same `previous` each time.
     ///
-    /// Fails with [`Error::Invalid`] if `doc` has impossible values, the transaction was reset since, or 65,535 others were
-    /// recorded in the transaction; and with [`Error::NoFeed`] if the transaction has removed the feed since.
+    /// Fails with [`Error::Invalid`] if `doc` has impossible values, if the transaction was reset after the writer was made, or if 65,535
+    /// other documents were recorded in it; and with [`Error::NoFeed`] if the transaction has removed the feed meanwhile.
     pub fn record(&self, doc: &DocSummary, previous: Option<Sequence>) -> Result<PendingSequence> {
         doc.check()?;
         let (resets, removals) = self.read_at;
@@ -98,7 +97,7 @@ impl<'a> ChangesWriter<'a> {
         let (of, place) = ((id.as_bytes(), previous), RowPlace { order, is_first });
         append(self.tx, feed, &self.topology, of, place, &doc.to_bytes())?;
         if doc.id.is_design() {
-            // An id that is too long for an event is left out. The event itself is needed.
+            // An id that is too long for an event is left out, but the event itself is needed.
             producer.ddoc_updated(self.tx, self.db, DdocId::new(id).ok().as_ref());
         } else {
             producer.updated(self.tx, self.db);

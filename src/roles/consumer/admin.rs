@@ -1,4 +1,4 @@
-//! [`ConsumerHandle`]: a consumer as a whole, for those who manage it.
+//! [`ConsumerHandle`]: the management of a consumer as a whole.
 
 use std::{fmt, time::Duration};
 
@@ -36,13 +36,13 @@ const PAGE_IDS: usize = 200;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ConsumerSettings {
-    /// The database whose documents it follows; `None` for the notifications. Default: the notifications.
+    /// The database whose documents the consumer follows; `None` for the notifications. Default: the notifications.
     pub documents: Option<DbInstance>,
-    /// The databases that it wants; consumers of documents have no filter. Default: all.
+    /// The databases that the consumer wants. Consumers of documents have no filter. Default: all.
     pub filter: Filter,
-    /// Where it starts. Default: with new rows.
+    /// Where the consumer starts. Default: with new rows.
     pub start: Start,
-    /// The time without a living member after which the janitor deletes it. Default: never.
+    /// The time without a living member after which the janitor deletes the consumer. Default: never.
     pub expiry: Option<Duration>,
 }
 
@@ -64,7 +64,7 @@ impl ConsumerSettings {
         self.documents.map_or_else(FeedId::notifications, FeedId::documents)
     }
 
-    /// The milliseconds of the expiry; 0 for none.
+    /// The expiry in milliseconds; 0 for none.
     fn expiry_ms(&self) -> Result<u64> {
         let Some(expiry) = self.expiry else { return Ok(0) };
         match u64::try_from(expiry.as_millis()) {
@@ -75,15 +75,15 @@ impl ConsumerSettings {
 
     fn check_filter(&self) -> Result<()> {
         if self.filter.has_predicate() {
-            let reason = "a consumer cannot find that its predicate has changed: filter by names, and let the handler return";
+            let reason = "a consumer cannot detect that its predicate has changed: filter by names, and then in the handler";
             return Err(Error::invalid("filter", reason));
         }
         if self.filter.ddocs.is_some() {
-            let reason = "a consumer does not look design documents up: filter by kinds, and ask `Feed::ddocs` in the handler";
+            let reason = "a consumer does not look up design documents: filter by kinds, and call `Feed::ddocs` in the handler";
             return Err(Error::invalid("filter", reason));
         }
         if self.documents.is_some() && !self.filter.is_all() {
-            return Err(Error::invalid("filter", "a consumer of documents has none: let the handler return"));
+            return Err(Error::invalid("filter", "a consumer of documents has none: filter in the handler"));
         }
         Ok(())
     }
@@ -95,21 +95,21 @@ impl ConsumerSettings {
 pub struct DeferredId {
     /// The id: the name of a database, or the id of a document.
     pub id: String,
-    /// The shard that works on it.
+    /// The shard in which the id is worked on.
     pub shard: ShardId,
-    /// How often its work has failed.
+    /// How many times the work on the id has failed.
     pub attempts: u32,
-    /// In how many milliseconds it is tried again; 0 if it is due, or runs.
+    /// The milliseconds until the next attempt; 0 if the id is due, or if its work runs.
     pub due_in_ms: u64,
-    /// When its work failed last, in milliseconds since 1970; 0 if it has not.
+    /// When the work last failed, in milliseconds since 1970; 0 if it has not failed.
     pub at_ms: u64,
-    /// Why, in at most 1,000 bytes; empty if it runs for long, or somebody has asked to work on it again.
+    /// Why the work failed, in at most 1,000 bytes; empty if it runs for long, or if somebody has asked to work on the id again.
     pub error: String,
-    /// Whether somebody has asked to work on it again.
+    /// Whether somebody has asked to work on the id again.
     pub is_again: bool,
 }
 
-/// A change of a consumer.
+/// A change to a consumer.
 enum Change {
     Reset(Start),
     Pause(bool),
@@ -121,14 +121,14 @@ fn draw(env: &Env) -> [u8; 16] {
 }
 
 impl ConsumerHandle {
-    /// Creates the consumer, unless it exists with the same feed, filter and expiry (if one is given); then nothing is changed. Returns whether it was created. A
-    /// member creates its consumer by itself.
+    /// Creates the consumer. If it exists with the same feed, filter and expiry (if one is given), nothing is changed. Returns whether it
+    /// was created. A member creates its consumer itself.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if it exists with another feed, filter or expiry, the filter has a predicate or design documents, the start is ahead of
-    /// the store, or the expiry is out of its limits; [`Error::Expired`] if the start is below the horizon of the feed; [`Error::NoFeed`].
-    /// Then nothing is changed.
+    /// [`Error::Invalid`] if the consumer exists with another feed, filter or expiry, if the filter has a predicate or design documents, if
+    /// the start is ahead of the store, or if the expiry is outside its limits; [`Error::Expired`] if the start is below the horizon of the
+    /// feed; [`Error::NoFeed`]. On failure nothing is changed.
     pub async fn create(&self, settings: &ConsumerSettings) -> Result<bool> {
         Ok(self.create_unless(settings, None).await? == Some(true))
     }
@@ -142,7 +142,7 @@ impl ConsumerHandle {
         settings.check_filter()?;
         let (feed, expiry_ms) = (settings.feed(), settings.expiry_ms()?);
         let (filter, filter_text) = (settings.filter.hash(), settings.filter.to_string());
-        // Each attempt draws an identity: an earlier one may have created a consumer that was deleted since.
+        // Each attempt draws its own identity: an earlier attempt may have created a consumer that was deleted since.
         let drawn = &Mutex::new(Vec::new());
         let create = async |tx: Transaction| {
             if let Some(row) = self.row(&tx, Isolation::Serializable).await? {
@@ -191,16 +191,16 @@ impl ConsumerHandle {
         self.context.store.run(create).await
     }
 
-    /// Moves the consumer to another position: to now, to the beginning, or behind a sequence. Its members can commit nothing more of what
-    /// they have in hand, and begin there. Deferred ids are removed.
+    /// Moves the consumer to another position: to now, to the beginning, or to just after a sequence. Its members can commit nothing more
+    /// of what they have in hand, and continue at the new position. Deferred ids are removed.
     ///
-    /// Without `force` it fails while nodes are members. One that has crashed is a member until its heartbeat has been missed for its expiry
-    /// ([`NodeOptions::expiry`](crate::NodeOptions::expiry), 5 s by default).
+    /// Without `force` it fails while nodes are members. A node that has crashed remains a member until its heartbeat has been missing for
+    /// its expiry ([`NodeOptions::expiry`](crate::NodeOptions::expiry), 5 s by default).
     ///
     /// # Errors
     ///
-    /// [`Error::Expired`] if the position is below the feed's horizon, or of another history; [`Error::Invalid`] if it is ahead of the
-    /// store; [`Error::ConsumerInUse`] while nodes are members; [`Error::NoConsumer`]. Then nothing is changed.
+    /// [`Error::Expired`] if the position is below the feed's horizon, or belongs to another history; [`Error::Invalid`] if it is ahead of
+    /// the store; [`Error::ConsumerInUse`] while nodes are members; [`Error::NoConsumer`]. On failure nothing is changed.
     pub async fn reset(&self, to: impl Into<Start>, force: bool) -> Result<()> {
         self.change(force, &Change::Reset(to.into())).await
     }
@@ -212,19 +212,19 @@ impl ConsumerHandle {
         self.change(force, &Change::Delete).await
     }
 
-    /// Stops the work on all nodes until [`ConsumerHandle::resume`]; what is in hand can commit nothing more. Fails with
+    /// Stops the work on all nodes until [`ConsumerHandle::resume`]. Work in hand can commit nothing more. Fails with
     /// [`Error::NoConsumer`].
     pub async fn pause(&self) -> Result<()> {
         self.change(true, &Change::Pause(true)).await
     }
 
-    /// Lets the members go on where they were paused. Fails with [`Error::NoConsumer`].
+    /// Lets the members continue where they were paused. Fails with [`Error::NoConsumer`].
     pub async fn resume(&self) -> Result<()> {
         self.change(true, &Change::Pause(false)).await
     }
 
     /// Changes the consumer that has the name when this begins. After an unknown result the change is made again, unless the consumer was
-    /// deleted or reset by then: the first attempt has done so, or somebody else, later.
+    /// deleted or reset by then, either by the first attempt or by somebody else later.
     async fn change(&self, force: bool, change: &Change) -> Result<()> {
         let attempted = &Mutex::new(None);
         let run = async |tx: Transaction| {
@@ -258,7 +258,7 @@ impl ConsumerHandle {
             Change::Pause(is_paused) => {
                 tx.set(&keys.consumer(&self.name), &ConsumerRow { is_paused, ..row }.to_bytes());
                 changed(tx, keys, &self.name.pool());
-                // The holder of a lease of a paused consumer does nothing, and goes on with it.
+                // The holder of a lease does nothing while the consumer is paused, and continues under the same lease.
                 if is_paused { self.take_leases(tx, None).await } else { Ok(()) }
             }
             Change::Delete => {
@@ -273,7 +273,7 @@ impl ConsumerHandle {
         let (keys, feed) = (&self.context.keys, RawFeed::new(&self.context, &row.feed));
         let topology = Topology::read(tx, feed, Isolation::Serializable).await?;
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
-        // The janitor must not drop what this one has to read, nor its topology entry.
+        // The janitor must not drop what this consumer has to read, nor its topology entry.
         tx.add_write_conflict(&keys.beginnings(&row.feed));
         let now = History::of(&self.context).check(tx, Claim::Rows).await?;
         let start = match start {
@@ -299,7 +299,7 @@ impl ConsumerHandle {
         Ok(())
     }
 
-    /// Takes the leases away from their owners: those of `shards`, or all; other leases are removed.
+    /// Takes the leases of `shards`, or all leases, away from their owners. Other leases are removed.
     async fn take_leases(&self, tx: &Transaction, shards: Option<&[ShardId]>) -> Result<()> {
         let (keys, pool) = (&self.context.keys, self.name.pool());
         for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Serializable).await? {
@@ -313,9 +313,8 @@ impl ConsumerHandle {
         Ok(())
     }
 
-    /// The deferred ids after `after`, at most `limit` (1 to 10,000), by shard and id. Begin with `None`, and go on after the shard and the id of the
-    /// last one.
-    /// Fails with [`Error::NoConsumer`].
+    /// Returns the deferred ids after `after`, at most `limit` (1 to 10,000), by shard and id. Begin with `None`, and continue after the
+    /// shard and the id of the last one. Fails with [`Error::NoConsumer`].
     pub async fn deferred(&self, after: Option<(ShardId, &str)>, limit: usize) -> Result<Vec<DeferredId>> {
         if !(1..=10_000).contains(&limit) {
             return Err(Error::invalid("limit", format!("{limit} is not 1 to 10,000")));
@@ -341,7 +340,7 @@ impl ConsumerHandle {
         Ok(found)
     }
 
-    /// A deferred id for people; `None` if nothing is to be done for it.
+    /// Describes a deferred id in human-readable form; `None` if there is nothing to do for it.
     fn describe(&self, shard: ShardId, id: &[u8], row: DeferredRow, version: u64) -> Option<DeferredId> {
         let DeferredRow { due, attempts, at_ms, error, again, .. } = row;
         let micros = match due {
@@ -363,9 +362,9 @@ impl ConsumerHandle {
         })
     }
 
-    /// Has the consumer work again on the ids that match the glob `ids`: all that the feed has, or only those that are deferred. They are
-    /// due at once, in their newest rows, and what is new in them is everything since the start of the consumer, or since what was finished
-    /// of a deferred id. Returns how many they are. Work that runs is not disturbed, and is followed by another run.
+    /// Makes the consumer work again on the ids that match the glob `ids`: on all such ids of the feed, or only on deferred ones. They are
+    /// due at once, in their newest rows. Everything since the start of the consumer counts as new in them; for a deferred id, everything
+    /// since its last finished work. Returns the number of these ids. Work that runs is not disturbed, and is followed by another run.
     ///
     /// Fails with [`Error::NoConsumer`], and with [`Error::Invalid`] if the glob is malformed.
     pub async fn again(&self, ids: &str, only_deferred: bool) -> Result<u64> {
@@ -407,7 +406,7 @@ impl ConsumerHandle {
     ) -> Result<u64> {
         let row = self.row(tx, Isolation::Serializable).await?.filter(|row| row.identity == known.identity);
         let row = row.ok_or_else(|| self.missing())?;
-        // At once, so that they fit the life of a transaction.
+        // The keys are read concurrently, to be done within the lifetime of a transaction.
         let keys = ids.iter().map(|id| async {
             let key = self.key_of(tx, &row, id).await?;
             let stored = self.deferred_at(tx, &key, Isolation::Serializable).await?;
@@ -422,7 +421,7 @@ impl ConsumerHandle {
         Ok(ids.len() as u64)
     }
 
-    /// The key of `id`: in the shard that works on it, or where it waits to be moved there.
+    /// Returns the key of `id`: in the shard in which the id is worked on, or where the key waits to be moved there.
     async fn key_of(&self, tx: &Transaction, row: &ConsumerRow, id: &[u8]) -> Result<Vec<u8>> {
         let (keys, feed) = (&self.context.keys, RawFeed::new(&self.context, &row.feed));
         let topology = feed.topology(tx).await?;
@@ -432,7 +431,7 @@ impl ConsumerHandle {
         let (_, first) = keys.consumer_checkpoint_of(key)?;
         let key = |shard| keys.deferred(&self.name, shard, id);
         let shard = topology.shard_beside(feed, first, id)?;
-        // Checkpoints move all the time. The mark of a drained shard, and the switch to its successors, write its lease.
+        // Conflicts with the lease, since checkpoints move all the time: marking a shard, and the switch to its successors, write it.
         tx.add_read_conflict(&KeyRange::key(&keys.lease(&self.name.pool(), shard.0)));
         let stored = self.checkpoint_of(tx, shard, Isolation::Snapshot).await?;
         let stored = stored.ok_or_else(|| self.missing())?;
@@ -446,9 +445,9 @@ impl ConsumerHandle {
         Ok(key(shard_in(&topology, feed, successor(&topology, shard)?, id)?))
     }
 
-    /// Gives up the work on a deferred id in its newest row: later rows of it are worked on. A run of the id can commit nothing more; a batch
-    /// that has the row in hand goes on. The id is listed until a member has looked at it. Returns false if the id is not deferred. Fails
-    /// with [`Error::NoConsumer`].
+    /// Gives up the work on a deferred id, up to its newest row; later rows of the id are worked on. A run of the id can commit nothing
+    /// more, but a batch that has the row in hand continues. The id stays in the list until a member has handled its key. Returns false if
+    /// the id is not deferred. Fails with [`Error::NoConsumer`].
     pub async fn discard(&self, id: &[u8]) -> Result<bool> {
         let discard = async |tx: Transaction| {
             let row = self.existing(&tx, Isolation::Serializable).await?;
@@ -459,7 +458,7 @@ impl ConsumerHandle {
             let newest = tx.get(&newest, Isolation::Snapshot).await?;
             let newest = newest.map(|newest| Sequence::from_bytes(&newest)).transpose()?;
             let done = newest.map_or(stored.done, Cursor::from);
-            // It is due, so that its shard finds that it is finished; until then the key covers rows that come.
+            // The key is due, so that its shard finds out that the work is finished; until then the key covers rows that come.
             tx.set(&key, &DeferredRow::new(done).to_bytes());
             changed(&tx, &self.context.keys, &self.name.pool());
             Ok(true)

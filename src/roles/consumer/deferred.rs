@@ -1,7 +1,7 @@
-//! Ids with keys: they are worked on outside of the order of their shard, in a turn of their own.
+//! Ids with keys, which are worked on outside the order of their shard, in a turn of their own.
 //!
-//! A pass over the keys of a shard looks for those that are due, a page at a time, so that their number costs no memory but a hash of each.
-//! What is worked on is the newest row of the id, whatever failed before.
+//! A pass over the keys of a shard looks for those that are due, one page at a time, so that a key costs no memory except its hash. The
+//! work is always on the newest row of the id, whichever row failed before.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,23 +32,23 @@ const BESIDE_ID: usize = 1_000;
 /// The shortest pause between two passes over the keys of a shard.
 const PASS_PAUSE_MIN: Duration = Duration::from_millis(100);
 
-/// The longest one.
+/// The longest pause between two passes.
 const PASS_PAUSE_MAX: Duration = Duration::from_mins(1);
 
-/// A pass is followed by a pause of at least so many times of what it took.
+/// The pause after a pass is at least this many times as long as the pass.
 const PASS_SHARE: u32 = 10;
 
 /// What a run works on.
 pub(super) struct Job<R> {
-    /// The newest row; `None` if the id has none any more, or the run is only about an end.
+    /// The newest row; `None` if the id no longer has one, or if the run only handles the end of a database.
     pub row: Option<Arc<R>>,
-    /// The database whose end is all that the run is about.
+    /// The database whose end the run handles, if it handles nothing else.
     pub end: Option<DbInstance>,
     /// Up to where the work on the id is finished.
     pub since: Cursor,
     /// The database that the key of the id names.
     pub worked: Option<DbInstance>,
-    /// True if the row depends on the key alone, because the checkpoint may already be past it.
+    /// True if only the key makes sure that the row is worked on, because the checkpoint may already be past it.
     pub is_covered: bool,
     pub again: Option<[u8; 16]>,
 }
@@ -70,7 +70,7 @@ impl<R: ConsumedRow> Job<R> {
     pub fn gone(&self) -> Option<DbInstance> {
         match self.row.as_deref() {
             None => self.worked,
-            // It was begun, so the end of the one before is handled, or is the work of a run of its own.
+            // Work on this database has begun, so the end of the previous one is handled, or has a run of its own.
             Some(row) if self.worked.is_some() && self.worked == left_instance(Some(row)) => None,
             Some(row) => self.worked.or_else(|| row.gone(&self.since)),
         }
@@ -82,7 +82,7 @@ impl<R: ConsumedRow> Job<R> {
         left_instance(self.row.as_deref()).or(gone)
     }
 
-    /// The key of the id while the work on it is not finished. What `stored` says of it stays: what is finished, and the request to work again.
+    /// The key of the id while the work on it is not finished. From `stored` it keeps `done` and the request to work again.
     fn key(&self, stored: Option<DeferredRow>) -> DeferredRow {
         let (ended, instance) = match left_instance(self.row.as_deref()) {
             _ if self.end.is_some() => {
@@ -95,7 +95,7 @@ impl<R: ConsumedRow> Job<R> {
         DeferredRow { instance, ended, again, ..DeferredRow::new(done) }
     }
 
-    /// What the transactions of a run of this depend on.
+    /// What the transactions of a run of this job depend on.
     pub fn scope(&self, id: &Bytes) -> IdScope {
         IdScope {
             id: id.clone(),
@@ -108,25 +108,25 @@ impl<R: ConsumedRow> Job<R> {
     }
 }
 
-/// A change of the key of an id.
+/// A change to the key of an id.
 pub(super) enum KeyChange<'a, R> {
-    /// The run has succeeded. The key goes if the checkpoint decides the same.
+    /// The run succeeded. The key is removed if the checkpoint alone says as much.
     Finished { job: &'a Job<R> },
-    /// Nothing is to be done: the newest row is finished, or not wanted.
+    /// There is nothing to do: the newest row is finished, or is not wanted.
     Passed { job: &'a Job<R> },
-    /// The run did not succeed, and is closed. With a pause the id is deferred, else it is tried again from memory. `attempts` counts the
-    /// failures, this one included.
+    /// The run did not succeed, and is closed. If `defer` has a pause, the id is deferred; otherwise it is tried again from memory.
+    /// `attempts` counts the failures, including this one.
     Failed { job: &'a Job<R>, attempts: u32, error: &'a str, defer: Option<Duration> },
-    /// The run goes on, and is not to hold the checkpoint back.
+    /// The run continues, but must not hold the checkpoint back.
     Covered { job: &'a Job<R>, attempts: u32 },
-    /// A row has come for which the work must not wait: the database has ended, which is this one if the key knows none, or nothing was due.
+    /// A row makes the id due at once, because its database has ended (this one, if the key names none), or because nothing was due.
     Due(Option<(Sequence, DbInstance)>),
     /// The newest row cannot be read.
     Unreadable(&'a str),
 }
 
 impl<R> KeyChange<'_, R> {
-    /// In how long the id is due.
+    /// The pause until the id is due.
     fn pause(&self, most: Duration) -> Duration {
         match self {
             Self::Failed { defer, .. } => defer.unwrap_or_default(),
@@ -138,7 +138,7 @@ impl<R> KeyChange<'_, R> {
     }
 }
 
-/// What a change of a key has found.
+/// The result of a change to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Changed {
     /// The work is finished, perhaps by a transaction with an unknown result.
@@ -153,13 +153,13 @@ pub(super) enum Changed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     Now,
-    /// Enough ids of its tenant run or wait: the next pass looks at it again.
+    /// Enough ids of its tenant already run or wait: the next pass tries the id again.
     Later,
-    /// It is in hand.
+    /// The id is already in hand.
     InHand,
 }
 
-/// A deferred id that is due, and how often its work has failed.
+/// A deferred id that is due, its work, and how many times that has failed.
 type DueId<R> = (Bytes, Job<R>, u32);
 
 /// A key that is due, with the newest row of its id.
@@ -182,7 +182,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     pub(super) async fn load_deferred(&mut self) -> Result<()> {
         let now = self.now();
         let mut rest = Some(RangeRead::new(self.keys_of_shard()).limit(PAGE_KEYS));
-        // Some of these may come to be committed later than this.
+        // The commits of some of these keys may only land after this read.
         let finished = std::mem::take(&mut self.deferred).finished;
         for (id, done) in &finished {
             self.deferred.note_finished(id, *done);
@@ -204,8 +204,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.held.context.keys.deferred_of(&self.held.name, Some(self.held.shard))
     }
 
-    /// At most `room` ids that are due and have their `turn`. It looks at one page of keys, so that rows have their turn, however many keys there
-    /// are; after an error at the same page again.
+    /// Returns at most `room` ids that are due and have their `turn`. It reads only one page of keys, so that rows get their turn however
+    /// many keys there are. After an error it reads the same page again.
     pub(super) async fn due_ids(
         &mut self,
         room: usize,
@@ -225,7 +225,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let page = async |tx: Transaction| self.due_in(&tx, &read, room, &turn).await;
         let (keys, soonest, place) = self.db().run(page).await?;
         for (id, key, newest) in keys {
-            // Somebody's request may have made the key just now: from here on it covers the rows of the id.
+            // A request may have made the key only just now: from here on it covers the rows of the id.
             self.deferred.note_key(&id);
             found.extend(self.due_id(id, key, newest).await?);
         }
@@ -244,8 +244,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(found)
     }
 
-    /// Among the keys of `read`, at most `room` that are due and have their `turn`, with the newest rows of their ids; in how long the next one
-    /// is due; and where to go on, if the range was not read to its end.
+    /// Returns at most `room` keys in the range of `read` that are due and have their `turn`, with the newest rows of their ids; the pause
+    /// until the next key is due; and where to continue if the range was not read to its end.
     async fn due_in(
         &self,
         tx: &Transaction,
@@ -285,7 +285,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok((due, soonest, place))
     }
 
-    /// What is to be done for a key that is due; `None` if it is finished, or cannot be worked on.
+    /// Returns the work for a key that is due; `None` if there is nothing to do, or if the newest row cannot be read.
     async fn due_id(&mut self, id: Bytes, key: DeferredRow, newest: Newest) -> Result<Option<DueId<R>>> {
         let row = match newest {
             Newest::Gone => None,
@@ -304,7 +304,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             },
         };
         let attempts = key.attempts;
-        // Alone, before the next database of the name: what was begun for that may have to be ended as well.
+        // The end is handled alone, before the next database of the name: work that was begun for that one may have to be ended as well.
         if let Some(end) = key.ended.or(key.instance.filter(|_| row.is_none())) {
             let again = key.again.filter(|_| row.is_none());
             let job =
@@ -313,11 +313,11 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
         let job = Job { is_covered: true, ..Job::new(row, key.done, Some(&key)) };
         let is_done = job.row.as_ref().is_none_or(|row| row.sequence() <= key.done.position());
-        // Keys of what nobody here wants: requests to work again on all ids make them.
+        // Requests to work again on all ids also make keys for ids that this consumer does not want.
         let is_unwanted = job.row.as_ref().is_some_and(|row| {
             let is_wanted = |since| row.is_wanted(&self.member.filter, since);
             let has_ended = key.instance.is_some() && key.instance != left_instance(Some(&**row));
-            // Who knows nothing need not learn of an end, but for those after the consumer began.
+            // A consumer that knows nothing need not learn of the end of a database, unless that came after its start.
             let is_repeatable =
                 key.again.is_some() && (is_wanted(&Cursor::BEGINNING) || is_wanted(&self.start));
             !has_ended && !is_wanted(&key.done) && !is_repeatable
@@ -329,7 +329,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(Some((id, job, attempts)))
     }
 
-    /// Changes the key of `id`, in one transaction under the lease that reads it and writes it.
+    /// Changes the key of `id`, in one transaction that reads and writes the key under the lease.
     pub(super) async fn change_key(&mut self, id: &Bytes, change: &KeyChange<'_, R>) -> Result<Changed> {
         let (held, pause) = (&self.held, change.pause(self.member.options.backoff_max));
         let write = async |tx: Transaction| {
@@ -338,7 +338,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             let (changed, row) = self.changed_in(&tx, (id, stored.clone()), change, pause).await?;
             let key = held.key(id);
             match &row {
-                // Transactions of the run have read it.
+                // Transactions of the run have read the key, and must conflict.
                 Some(row) if Some(row) == stored.as_ref() => tx.add_write_conflict(&KeyRange::key(&key)),
                 Some(row) => tx.set(&key, &row.to_bytes()),
                 None => tx.clear(&key),
@@ -354,7 +354,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(changed)
     }
 
-    /// What becomes of the key of an id. Without a change it is still written, as a conflict.
+    /// Returns what becomes of the key of an id. A key that does not change is still written, as a conflict.
     async fn changed_in(
         &self,
         tx: &Transaction,
@@ -370,7 +370,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 let checkpoint = held.checkpoint(tx, Isolation::Serializable).await?;
                 let position = checkpoint.map(|checkpoint| checkpoint.position());
                 let is_look = matches!(change, KeyChange::Passed { .. });
-                // A row that comes before the commit may be wanted. After a run, it is after the checkpoint anyway.
+                // Without a run, a row that comes before the commit may be wanted. After a run, it is after the checkpoint anyway.
                 let isolation = if is_look { Isolation::Serializable } else { Isolation::Snapshot };
                 let newest = self.newest_sequence(tx, id, isolation).await?;
                 let worked = stored.instance;
@@ -397,7 +397,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Some(DeferredRow { due, attempts, at_ms, error: error.to_owned(), ..job.key(stored) })
             }
             KeyChange::Covered { job, attempts } => match stored {
-                // The run has committed, and has not returned.
+                // The run has committed, but has not returned yet.
                 Some(stored) if is_finished(&stored, &job.scope(id)) => {
                     Some(DeferredRow { due: Due::NOW, ..stored })
                 }
@@ -426,11 +426,11 @@ impl<R: ConsumedRow> ShardTask<R> {
     ) -> Result<Option<Sequence>> {
         let key = self.held.context.keys.newest(&self.member.feed, id);
         let stored = tx.get(&key, isolation).await?;
-        // A damaged place is that of a row that was skipped.
+        // A damaged place belongs to a row that was skipped.
         Ok(stored.and_then(|stored| Sequence::from_bytes(&stored).ok()))
     }
 
-    /// Removes keys that say only what is finished up to `checkpoint`, which decides the same.
+    /// Removes keys that say only that work up to `checkpoint` is finished, which the checkpoint itself says.
     pub(super) async fn clear_finished(&mut self, checkpoint: Sequence) -> Result<()> {
         let now = self.now();
         let passed = self.deferred.finished.iter().filter(|(_, done)| **done <= checkpoint);
@@ -450,9 +450,9 @@ impl<R: ConsumedRow> ShardTask<R> {
                     let is_needless = row.as_ref().is_some_and(|row| newest <= Some(row.done.position()));
                     match row {
                         Some(_) if is_needless => tx.clear(&held.key(id)),
-                        // The run of the newest row had ended before the commit of an earlier one landed.
+                        // The run on the newest row ended before the commit of an earlier run landed.
                         Some(row) => tx.set(&held.key(id), &DeferredRow { due: Due::NOW, ..row }.to_bytes()),
-                        // A commit that has not landed yet must not.
+                        // A commit that has not landed yet must not land.
                         None => tx.add_write_conflict(&KeyRange::key(&held.key(id))),
                     }
                     Ok::<_, crate::Error>((is_needless, newest))

@@ -1,16 +1,16 @@
-//! [`Run`]: one call of a handler, and what its transactions must read, so that they commit only while it may, and only once.
+//! [`Run`]: one call of a handler, and what its transactions must read so that they commit only while the run may, and only once.
 //!
 //! | transaction | reads | writes |
 //! |---|---|---|
-//! | [`Run::verify`] | lease, key of the id; of a batch the checkpoint | |
-//! | [`Run::commit_in`] of an id | lease, key of the id | `done` in the key |
-//! | [`Run::commit_in`] of a batch | lease, checkpoint | checkpoint |
+//! | [`Run::verify`] | lease, key of the id; for a batch the checkpoint | |
+//! | [`Run::commit_in`] for an id | lease, key of the id | `done` in the key |
+//! | [`Run::commit_in`] for a batch | lease, checkpoint | checkpoint |
 //! | end of a run that did not succeed | lease, the same keys | the same keys |
 //! | end of a shard | lease, checkpoint, all keys | checkpoint, and a conflict on the lease |
 //!
-//! A run that is over is marked in memory first, and then the keys that its transactions read are written: of a run that succeeds, once the
-//! checkpoint has passed it. A transaction that has read them before conflicts; one that reads them after finds the mark. Another process
-//! has another lease.
+//! A run that is over is first marked in memory. Then the keys that its transactions read are written; for a run that succeeds, only once
+//! the checkpoint has passed it. A transaction that read these keys before conflicts; one that reads them later finds the mark. Another
+//! process has another lease.
 
 use std::{
     fmt,
@@ -44,22 +44,22 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "if it is `AlreadyCommitted`, the transaction must not repeat its work"]
 pub enum CommitState {
-    /// It is written when the transaction commits.
+    /// The work is recorded as finished when the transaction commits.
     Pending,
-    /// An earlier transaction, whose result was unknown, has committed it. Do nothing more in this one.
+    /// An earlier transaction, whose result was unknown, has committed the work. Do nothing more in this one.
     AlreadyCommitted,
 }
 
 impl CommitState {
-    /// Whether an earlier transaction has committed it.
+    /// Whether an earlier transaction has committed the work.
     pub fn is_already_committed(self) -> bool {
         self == Self::AlreadyCommitted
     }
 }
 
-/// Orders the members that work on a shard, for effects outside of the store: of two runs with rows of one id, the later one never has
-/// the smaller token, unless the consumer was deleted and created in between, or a copy of the store was restored and its incarnation was not
-/// raised before a node ran. Its text has a fixed length, and sorts as the token does.
+/// Orders the members that work on a shard, for effects outside the store: of two runs with rows of one id, the later one never has the
+/// smaller token, unless the consumer was deleted and created again in between, or a copy of the store was restored and a node ran before
+/// its incarnation was raised. The text of a token has a fixed length, and sorts as the token does.
 ///
 /// Effects in the same store need no token: [`Run::commit_in`] makes them exactly-once. In another database,
 /// keep the token and the sequence beside what a row changes, and change all three together, only forward:
@@ -71,11 +71,11 @@ impl CommitState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken {
     pub(super) incarnation: Incarnation,
-    /// How often the position of the consumer was set.
+    /// How many times the position of the consumer was set.
     pub(super) generation: u64,
     /// The shard. Its successors have greater ids.
     pub(super) shard: ShardId,
-    /// How often the lease was acquired.
+    /// How many times the lease was acquired.
     pub(super) epoch: u64,
 }
 
@@ -108,17 +108,17 @@ impl HeldShard {
         self.context.keys.deferred(&self.name, self.shard, id)
     }
 
-    /// The key of `id`, read serializably.
+    /// Reads the key of `id` serializably.
     pub async fn deferred(&self, tx: &Transaction, id: &[u8]) -> Result<Option<DeferredRow>> {
         self.deferred_at(tx, &self.key(id), Isolation::Serializable).await
     }
 
-    /// The checkpoint; `None` if the consumer does not read the shard, or not yet.
+    /// The checkpoint; `None` if the consumer does not read the shard, or does not read it yet.
     pub async fn checkpoint(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<Cursor>> {
         self.checkpoint_of(tx, self.shard, isolation).await
     }
 
-    /// When something is due `pause` after now.
+    /// Converts a pause from now into a due time.
     pub async fn due_after(&self, tx: &Transaction, pause: Duration) -> Result<Due> {
         if pause.is_zero() {
             return Ok(Due::NOW);
@@ -128,7 +128,7 @@ impl HeldShard {
         Ok(Due::At(self.context.config.incarnation, at))
     }
 
-    /// Whether what the run works on is finished, where `stored` is the key of the id.
+    /// Whether the work of a run is finished. `stored` is the key of the id.
     pub async fn is_done(
         &self,
         tx: &Transaction,
@@ -137,7 +137,7 @@ impl HeldShard {
     ) -> Result<bool> {
         let Some(stored) = stored else {
             if id.is_covered {
-                // It was finished, and the checkpoint has passed it; or it was discarded.
+                // The work was finished, and the checkpoint has passed it; or the id was discarded.
                 return Ok(true);
             }
             let checkpoint = self.checkpoint(tx, Isolation::Snapshot).await?;
@@ -154,7 +154,7 @@ impl HeldShard {
 /// What the transactions of a run depend on.
 #[derive(Debug)]
 pub(super) enum Scope {
-    /// The rows of a shard after `after` and up to `last`. Everything up to `to` is finished then.
+    /// The rows of a shard after `after` and up to `last`. Once they are finished, everything up to `to` is finished.
     Rows { after: Sequence, last: Sequence, to: Cursor },
     /// The newest row of an id.
     Id(IdScope),
@@ -164,19 +164,19 @@ pub(super) enum Scope {
 #[derive(Debug, Clone)]
 pub(super) struct IdScope {
     pub id: Bytes,
-    /// The row; `None` if the id has none any more.
+    /// The position of the row; `None` if the id no longer has one.
     pub sequence: Option<Sequence>,
-    /// The database that exists once the work is done; `None` if none is left.
+    /// The database that is left once the work is done; `None` if there is none.
     pub instance: Option<DbInstance>,
-    /// The database whose end is all that the work is about.
+    /// The database whose end the work handles, if it handles nothing else.
     pub end: Option<DbInstance>,
-    /// Whether the run began under a key. A missing key then means that the work is finished; the checkpoint does not say.
+    /// Whether the run began under a key. A missing key then means that the work is finished, whatever the checkpoint says.
     pub is_covered: bool,
     /// The request to work again that the run answers.
     pub again: Option<[u8; 16]>,
 }
 
-/// One call of a handler: what [`Work`](super::Work) and [`Batch`](super::Batch) have in common. It is shared by their clones.
+/// One call of a handler: what [`Work`](super::Work) and [`Batch`](super::Batch) have in common. Their clones share it.
 #[derive(Debug)]
 pub struct Run {
     pub(super) held: Arc<HeldShard>,
@@ -191,7 +191,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// A run on what `since` does not know, `failed` times after one that has failed.
+    /// Makes a run on what is new to `since`, after `failed` failed attempts.
     pub(super) fn new(held: &Arc<HeldShard>, scope: Scope, since: Cursor, failed: u32) -> Arc<Self> {
         let progress = Mutex::new(held.context.env().now());
         let (is_over, has_committed) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -199,19 +199,19 @@ impl Run {
         Arc::new(Self { held, scope, since, attempt, is_over, has_committed, progress })
     }
 
-    /// What the consumer has finished, for [`Notification::news_since`](crate::Notification::news_since). A kind of event, the deletion of
-    /// an earlier database included, is news in each row of its name until the consumer has caught up with the shard. To act on an event
-    /// once, keep the sequence of the last row beside each name, in the same transaction, and use the news since that.
+    /// Returns what the consumer has finished, for [`Notification::news_since`](crate::Notification::news_since). Until the consumer has
+    /// caught up with the shard, each row of a name shows its kinds of events as news again, even the deletion of an earlier database. To
+    /// act on an event only once, store the sequence of the last row with each name, in the same transaction, and use the news since then.
     pub fn since(&self) -> Cursor {
         self.since
     }
 
-    /// 1, or more if the work on the id, or on rows of the batch, has failed before.
+    /// The number of this attempt: 1, or more if the work on the id, or on rows of the batch, has failed before.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Whether it is about a deferred id, which comes outside of the order of its shard.
+    /// Whether the run is about a deferred id, which comes outside the order of its shard.
     pub fn is_deferred(&self) -> bool {
         matches!(&self.scope, Scope::Id(id) if id.is_covered)
     }
@@ -221,17 +221,17 @@ impl Run {
         matches!(&self.scope, Scope::Id(id) if id.again.is_some())
     }
 
-    /// The shard.
+    /// The shard of the run.
     pub fn shard(&self) -> ShardId {
         self.held.shard
     }
 
-    /// Orders the members that work on the shard, for effects outside of the store.
+    /// The token that orders the members that work on the shard, for effects outside the store.
     pub fn fencing_token(&self) -> FencingToken {
         self.held.token
     }
 
-    /// The id that it is about; `None` if it is about rows of a batch.
+    /// The id that the run is about; `None` if it is about rows of a batch.
     pub(super) fn id(&self) -> Option<&Bytes> {
         match &self.scope {
             Scope::Id(id) => Some(&id.id),
@@ -239,17 +239,17 @@ impl Run {
         }
     }
 
-    /// Notes progress ([`ConsumerOptions::stall_limit`](super::ConsumerOptions::stall_limit)).
+    /// Notes that the run made progress ([`ConsumerOptions::stall_limit`](super::ConsumerOptions::stall_limit)).
     pub fn progress(&self) {
         *self.progress.lock() = self.held.context.env().now();
     }
 
-    /// When it last made progress.
+    /// When the run last made progress.
     pub(super) fn progressed_at(&self) -> Duration {
         *self.progress.lock()
     }
 
-    /// Whether it may have written `done`, or the checkpoint.
+    /// Whether the run may have written `done`, or the checkpoint.
     pub(super) fn has_committed(&self) -> bool {
         self.has_committed.load(Ordering::SeqCst)
     }
@@ -263,8 +263,8 @@ impl Run {
         if self.is_over.load(Ordering::SeqCst) { Err(self.cancelled()) } else { Ok(()) }
     }
 
-    /// Makes `tx` fail if the work is finished or cancelled, or the shard is lost, before the commit. For every transaction of work that
-    /// takes several. Counts as progress. Fails as [`Run::commit_in`] does.
+    /// Makes `tx` fail if the work is finished or cancelled, or the shard is lost, before the commit. Call it in each transaction of work
+    /// that takes several. Counts as progress. Fails as [`Run::commit_in`] does.
     pub async fn verify(&self, tx: &Transaction) -> Result<()> {
         self.held.lease.check(tx).await?;
         match &self.scope {
@@ -285,8 +285,8 @@ impl Run {
         Ok(())
     }
 
-    /// Makes `tx` the transaction that finishes the work: it commits once, and only while the work was not cancelled and the shard is held.
-    /// Costs two reads and a small write, whatever the number of rows.
+    /// Makes `tx` the transaction that finishes the work: it commits only once, and only if the work was not cancelled and the shard is
+    /// still held. Costs two reads and a small write, whatever the number of rows.
     ///
     /// Fails with [`Error::LeaseLost`] and [`Error::Cancelled`], and with [`Error::PartlyDone`] if an earlier attempt of unknown result has
     /// finished a part of the batch; return any of them from the handler.
@@ -296,7 +296,7 @@ impl Run {
             Scope::Rows { after, last, to } => self.commit_rows(tx, (*after, *last), *to).await?,
             Scope::Id(id) => self.commit_id(tx, id).await?,
         };
-        // Before the look whether the run is over: its end looks at this afterwards, so one of the two sees the other.
+        // Set before the check below. The end of a run sets `is_over` first and reads this afterwards, so one of the two sees the other.
         self.has_committed.store(true, Ordering::SeqCst);
         self.check_going_on()?;
         self.progress();
@@ -314,7 +314,7 @@ impl Run {
                 self.held.set_checkpoint(tx, to);
                 Ok(CommitState::Pending)
             }
-            // An earlier attempt has had the same rows, but read less far beyond them.
+            // An earlier attempt had the same rows, but had not read as far beyond them.
             Some(stored) if stored.position() >= last => Ok(CommitState::AlreadyCommitted),
             Some(stored) => Err(Error::PartlyDone { stored: stored.position() }),
             // While the lease is held, only a shard that was read to its end has no checkpoint.
@@ -329,13 +329,13 @@ impl Run {
         }
         let is_pending = stored.as_ref().is_some_and(|stored| stored.due != Due::Never);
         let done = finished(id, stored);
-        // Rows may have been passed by because of a pending key: whether nothing is left is found when the run has ended.
+        // Rows may have been passed by because of a pending key. Whether any are left is found out when the run has ended.
         let due = if is_pending { Due::NOW } else { done.due };
         tx.set(&self.held.key(&id.id), &DeferredRow { due, ..done }.to_bytes());
         Ok(CommitState::Pending)
     }
 
-    /// Ends the run of a batch, so that none of its transactions can commit any more. Returns the checkpoint.
+    /// Ends the run of a batch, so that none of its transactions can still commit. Returns the checkpoint.
     pub(super) async fn revoke_rows(&self) -> Result<Option<Cursor>> {
         self.close();
         let (keys, store) = (&self.held.context.keys, &self.held.context.store);
@@ -349,24 +349,24 @@ impl Run {
         store.run(revoke).await
     }
 
-    /// The run has ended: no transaction that begins from now on can commit under it.
+    /// Marks the run as ended: no transaction that begins from now on can commit under it.
     pub(super) fn close(&self) {
         self.is_over.store(true, Ordering::SeqCst);
     }
 }
 
-/// Whether the key says that what a run works on is finished.
+/// Whether the key `stored` says that the work of a run is finished.
 pub(super) fn is_finished(stored: &DeferredRow, id: &IdScope) -> bool {
     let has_passed = match (id.sequence, id.end) {
         (Some(sequence), _) => stored.done.position() >= sequence,
         (None, Some(_)) => stored.ended != id.end && stored.instance != id.end,
         (None, None) => true,
     };
-    // The request that the run answers stands until the run has committed.
+    // The request that the run answers stays in the key until the run has committed.
     has_passed && (id.again.is_none() || stored.again != id.again)
 }
 
-/// The key of an id whose work was finished in the transaction that writes it.
+/// The key of an id whose work is finished in the transaction that writes the key.
 pub(super) fn finished(id: &IdScope, stored: Option<DeferredRow>) -> DeferredRow {
     let again = stored.as_ref().and_then(|stored| stored.again).filter(|again| Some(*again) != id.again);
     let (mut ended, mut is_left) = (None, again.is_some());
@@ -397,7 +397,7 @@ mod tests {
         FencingToken { incarnation: Incarnation(incarnation), generation, shard: ShardId(shard), epoch }
     }
 
-    /// The text is kept in other databases, so it never changes.
+    /// Other databases store the text, so it must never change.
     #[test]
     fn the_text_of_a_token_has_a_fixed_form() {
         let texts = [(1, 2, 258, 10), (255, u64::MAX, u64::MAX, u64::MAX)].map(|of| token(of).to_string());
@@ -406,7 +406,7 @@ mod tests {
     }
 
     proptest! {
-        /// The condition of the SQL that the page of [`FencingToken`] shows, on texts, is that of tokens and sequences.
+        /// The SQL condition in the docs of [`FencingToken`], applied to texts, gives the same result as comparing tokens and sequences.
         #[test]
         fn texts_of_tokens_and_sequences_compare_as_they_do(
             tokens: [(u8, u64, u64, u64); 2],
@@ -424,8 +424,8 @@ mod tests {
         }
     }
 
-    /// Regression: the work on a row that had been read before the newest one was finished set the key back, and the newest one was worked
-    /// on again.
+    /// Regression: work on a row that was read before the newest row was finished set the key back, so that the newest row was worked on
+    /// again.
     #[test]
     fn an_older_row_takes_nothing_back() {
         let at = |version| Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);

@@ -43,17 +43,17 @@ impl<R: ConsumedRow> Work for Working<R> {
     }
 }
 
-/// A member of a consumer on this node. Dropping it stops it at once, as a crash would, except that handlers are closed;
+/// A member of a consumer on this node. Dropping it stops the member at once, as a crash would, except that handlers are closed.
 /// [`Consumer::shutdown`] lets runs end, saves the checkpoints, and releases the leases.
-#[must_use = "dropping it stops it: it works on nothing any more"]
+#[must_use = "dropping the handle stops the member"]
 pub struct Consumer {
-    /// Shows handlers that are closed after an abort that the member was dropped. It has to be dropped before the worker.
+    /// Shows handlers that are closed after an abort that the member was dropped. Must be dropped before the worker.
     dropped: DroppedFlag,
     worker: Worker,
     member: Arc<Member>,
-    /// Writes the low watermark; aborted when this is dropped.
+    /// The task that writes the low watermark. It is aborted on drop.
     writer: JoinSet<()>,
-    /// Has new rows polled for, together with all other consumers of the process.
+    /// Makes the process poll for new rows; all its consumers share the poll.
     hints: Arc<Listener>,
 }
 
@@ -74,7 +74,7 @@ impl Consumer {
     }
 
     /// Completes when this member can no longer work: with [`Error::NoFeed`] if the feed of the consumer is gone, and with
-    /// [`Error::NoConsumer`] if the consumer was deleted, and its name belongs to one with another feed or filter. Cancel safe.
+    /// [`Error::NoConsumer`] if the consumer was deleted, and its name now belongs to a consumer with another feed or filter. Cancel safe.
     pub async fn ended(&self) -> Error {
         self.member.ended().await
     }
@@ -84,14 +84,14 @@ impl Consumer {
         self.member.caught_up().await
     }
 
-    /// Waits until the consumer, on all nodes, has finished or deferred what was committed up to `version`. Fails with [`Error::Invalid`] if
-    /// the version is ahead of the store.
+    /// Waits until the consumer, on all nodes, has finished or deferred everything that was committed up to `version`. Fails with
+    /// [`Error::Invalid`] if the version is ahead of the store.
     pub async fn wait_until(&self, version: u64) -> Result<()> {
         self.member.wait_until(version).await
     }
 
-    /// Lets runs end, for at most half of the time for a handover, saves the checkpoints, closes the handlers, and releases the leases. If
-    /// this was the last handle on the node, the node leaves the bus.
+    /// Waits for runs to end, for at most half of the handover time, saves the checkpoints, closes the handlers, and releases the leases.
+    /// If this was the last handle on the node, the node leaves the bus.
     pub async fn shutdown(self) -> Result<()> {
         let Self { dropped, worker, member, mut writer, hints } = self;
         let is_first = member.if_first().is_some();
@@ -99,14 +99,14 @@ impl Consumer {
         writer.shutdown().await;
         drop(dropped);
         member.closing.finish().await;
-        // No member may follow, and the janitor waits for the checkpoints that were saved just now.
+        // There may be no next member, and the janitor waits for the checkpoints that were saved just now.
         if is_first && ended.is_ok() {
             let (env, what) = (member.env(), "writing the low watermark of a consumer");
             if let Err(error) = in_time(env, what, member.write_low_watermark(&hints, false)).await {
-                tracing::warn!(%error, "the low watermark of a consumer stays as it was");
+                tracing::warn!(%error, "the low watermark of a consumer could not be written, and stays as it was");
             }
         }
-        // The caller may close the store at once.
+        // The caller may close the store right after this.
         if let Some(hints) = Arc::into_inner(hints) {
             hints.close().await;
         }

@@ -18,10 +18,10 @@ use crate::{
     state::{feed::FeedRow, keys::ShardId},
 };
 
-/// The result of a handler. The error says in its own terms why it failed.
+/// The result of a handler. The error says, in the handler's own terms, why it failed.
 pub type HandlerResult = Result<(), Box<dyn StdError + Send + Sync>>;
 
-/// A type of rows that consumers work on: [`Notification`], and [`Change`](crate::changes::Change).
+/// A type of row that consumers work on: [`Notification`] or [`Change`](crate::changes::Change).
 pub trait ConsumedRow: FeedRow + Clone {
     /// The database that the row is about; `None` for rows of documents.
     #[doc(hidden)]
@@ -42,7 +42,7 @@ pub trait ConsumedRow: FeedRow + Clone {
         true
     }
 
-    /// The database that a consumer that knows `since` may have worked on, and that is gone.
+    /// The database that is gone, if a consumer that knows `since` may have worked on it.
     #[doc(hidden)]
     fn gone(&self, since: &Cursor) -> Option<DbInstance> {
         let _ = since;
@@ -81,21 +81,21 @@ impl ConsumedRow for Change {}
 pub enum CloseReason {
     /// The consumer is shut down or dropped, or the shard goes to another node. Effects can still be committed.
     Shutdown,
-    /// The lease is lost: another node has taken over, the consumer was paused, reset or deleted, or this node has expired. Nothing
-    /// can be committed any more.
+    /// The lease is lost: another node has taken over, the consumer was paused, reset or deleted, or this node has expired. Nothing more
+    /// can be committed.
     LeaseLost,
     /// The shard was closed by a reshard and is drained.
     Resharded,
-    /// The handler has panicked. Another one is made in its place.
+    /// The handler panicked. Another one is made in its place.
     Panicked,
 }
 
-/// Works on ids side by side, if it is a handler of [`Work`] ([`ConsumerBuilder::run`](super::ConsumerBuilder::run)); or on batches of
-/// rows in the order of their shard, if it is one of a [`Batch`]
-/// ([`ConsumerBuilder::run_batches`](super::ConsumerBuilder::run_batches)). A closure of either is a handler, too.
+/// A handler of [`Work`] works on ids side by side ([`ConsumerBuilder::run`](super::ConsumerBuilder::run)), and a handler of [`Batch`] on
+/// batches of rows in the order of their shard ([`ConsumerBuilder::run_batches`](super::ConsumerBuilder::run_batches)). A closure that
+/// takes either is a handler, too.
 ///
 /// For each shard that a node holds, `opened` is called first, `closed` last (unless the process ends), and `handle` in between: for
-/// several ids at once, never twice at once for one id; for one batch after the other. If a handler of batches panics, another one is made.
+/// several ids at once, but never twice at once for the same id; for batches one at a time. A handler of batches that panics is replaced.
 pub trait Handler<W>: Send + Sync + 'static {
     /// Works on the newest row of an id, or on some rows. After an error, a panic or a crash it is called again, and must tolerate that,
     /// unless the effect is in a transaction that called [`Run::commit_in`]. If the work is cancelled, its future is dropped.
@@ -107,7 +107,7 @@ pub trait Handler<W>: Send + Sync + 'static {
         ready(())
     }
 
-    /// Called when the handler will get nothing more of `shard`.
+    /// Called when the handler will get nothing more from `shard`.
     fn closed(&self, shard: ShardId, reason: CloseReason) -> impl Future<Output = ()> + Send {
         let _ = (shard, reason);
         ready(())
@@ -147,7 +147,7 @@ impl<R> Work<R> {
         &self.id
     }
 
-    /// The newest row of the id; `None` if there is only an end to handle ([`Work::gone`]), or the id has no row any more, because its
+    /// The newest row of the id; `None` if there is only an end to handle ([`Work::gone`]), or if the id no longer has a row, because its
     /// tombstone was dropped while the id was deferred.
     pub fn row(&self) -> Option<&Arc<R>> {
         self.row.as_ref()
@@ -176,15 +176,15 @@ impl<R> fmt::Debug for Work<R> {
 /// Rows of one shard, in order. Clones belong to the same [`Run`].
 #[derive(Clone)]
 pub struct Batch<R> {
-    /// The rows. A deferred id comes alone, in its newest row; and without a row if there is only an end to handle ([`Batch::gone`]).
+    /// The rows. A deferred id comes alone, with its newest row, or without a row if there is only an end to handle ([`Batch::gone`]).
     pub rows: Vec<R>,
     pub(super) gone: Option<(bytes::Bytes, DbInstance)>,
     pub(super) run: Arc<Run>,
 }
 
 impl<R> Batch<R> {
-    /// The name and the instance of a database that has ended while it was deferred, if no row says so: drop what was made for it. The row
-    /// of its successor comes afterwards.
+    /// The name and the instance of a database that ended while it was deferred, if no row says so: drop what was made for it. The row of
+    /// its successor comes afterwards.
     pub fn gone(&self) -> Option<(&[u8], DbInstance)> {
         self.gone.as_ref().map(|(id, instance)| (&id[..], *instance))
     }
@@ -232,7 +232,7 @@ pub(super) trait AnyHandler<R>: Send + Sync {
     fn closed(self: Arc<Self>, shard: ShardId, reason: CloseReason) -> BoxFuture<'static, ()>;
 }
 
-/// A [`Handler`] of `W`.
+/// A [`Handler`] of `W`, as an [`AnyHandler`].
 pub(super) struct Of<H, W>(pub H, pub PhantomData<fn(W)>);
 
 impl<R: ConsumedRow, W: From<Call<R>> + Send + 'static, H: Handler<W>> AnyHandler<R> for Of<H, W> {
@@ -252,7 +252,7 @@ impl<R: ConsumedRow, W: From<Call<R>> + Send + 'static, H: Handler<W>> AnyHandle
 /// Makes the handler of a shard.
 pub(super) type Factory<R> = Box<dyn Fn(ShardId) -> Arc<dyn AnyHandler<R>> + Send + Sync>;
 
-/// The text of `error` and its sources. It is the user's code that writes it.
+/// Returns the text of `error` and its sources. The user's code writes that text, and may panic.
 pub(super) fn chain(error: &(dyn StdError + 'static)) -> String {
     let text = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| chain_of(error)));
     text.unwrap_or_else(|_| "an error whose text panics".to_owned())
@@ -272,7 +272,7 @@ fn chain_of(error: &(dyn StdError + 'static)) -> String {
     text
 }
 
-/// What a row says of where its work ends, for the fence.
+/// The database that is left once the work on `row` is done; `None` if there is none.
 pub(super) fn left_instance<R: ConsumedRow>(row: Option<&R>) -> Option<DbInstance> {
     row.filter(|row| !row.is_tombstone()).and_then(ConsumedRow::instance)
 }

@@ -1,7 +1,7 @@
-//! [`InHand`]: the ids that a shard's task has in memory. It knows no store and no clock.
+//! [`InHand`]: the ids that a shard's task has in memory. It uses neither the store nor a clock.
 //!
-//! Each id is there once, however many rows of it were read: a newer row takes the place of the one before. An id that is not covered by
-//! a key in the store holds the watermark back, at the first of its rows that is not finished.
+//! Each id is there only once, however many of its rows were read: a newer row replaces the previous one. An id that no key in the store
+//! covers holds the watermark back, at the first of its rows that is not finished.
 //!
 //! ```text
 //!             offer                due                    start
@@ -20,29 +20,29 @@ use bytes::Bytes;
 
 use crate::base::encoding::Sequence;
 
-/// The tenant of an id.
+/// Returns the tenant of an id.
 pub(super) type TenantOf = dyn Fn(&[u8]) -> Bytes + Send + Sync;
 
 /// Divides ids into tenants, which share the concurrency of a consumer fairly on each node.
 #[derive(Clone)]
 pub(super) struct Tenants {
     pub of: Arc<TenantOf>,
-    /// How many ids of one tenant run at once.
+    /// How many ids of one tenant may run at once.
     pub running_max: usize,
 }
 
 /// One id in hand. `T` is what its work needs.
 pub(super) struct Entry<T> {
     pub work: T,
-    /// How often the work has failed in a row.
+    /// How many times in a row the work has failed.
     pub attempts: u32,
     /// When the work on the first unfinished row began.
     pub began: Option<Duration>,
     /// The first unfinished row, if no key covers it.
     first: Option<Sequence>,
-    /// A newer row that came while this one ran: where it stands, and its work.
+    /// A newer row that came while this one ran: its position, and its work.
     next: Option<(Sequence, T)>,
-    /// Its tenant, since it was ready.
+    /// The tenant of the id, as determined when the id became ready.
     tenant: Bytes,
     state: State,
 }
@@ -53,7 +53,7 @@ enum State {
     /// In the queue of its tenant, under this ticket.
     Ready(u64),
     Running,
-    /// Between two of the others.
+    /// Between two of the other states.
     Idle,
 }
 
@@ -62,7 +62,7 @@ enum State {
 struct Tenant {
     running: usize,
     ready: VecDeque<(u64, Bytes)>,
-    /// Its place among the tenants with as many running ids.
+    /// The place of the tenant among those with the same number of running ids.
     turn: u64,
 }
 
@@ -72,14 +72,14 @@ pub(super) struct InHand<T> {
     firsts: BTreeSet<Sequence>,
     timers: BTreeSet<(Duration, Bytes)>,
     tenants: HashMap<Bytes, Tenant>,
-    /// The tenants with ready ids, the one with the fewest running first.
+    /// The tenants with ready ids, those with the fewest running ids first.
     turns: BTreeSet<(usize, u64, Bytes)>,
     divide: Option<Tenants>,
     next_number: u64,
     running: usize,
     /// How many entries are covered by keys.
     covered: usize,
-    /// The entries that came as deferred ids.
+    /// The entries that were taken as deferred ids.
     due: BTreeSet<Bytes>,
 }
 
@@ -130,8 +130,8 @@ impl<T> InHand<T> {
         self.entries.contains_key(id)
     }
 
-    /// Whether a deferred id can be taken beside those that are `taken` with it: of each tenant one more than may run, so that one waits in
-    /// the queue of a tenant that is always busy.
+    /// Whether a deferred id can be taken together with those in `taken`. For each tenant one more id is taken than may run, so that one
+    /// waits in the queue of a tenant that is always busy.
     pub fn has_turn<'a>(&self, id: &[u8], taken: impl Iterator<Item = &'a Bytes>) -> bool {
         let Some(divide) = &self.divide else { return true };
         let tenant = self.tenant_of(id);
@@ -149,8 +149,8 @@ impl<T> InHand<T> {
         })
     }
 
-    /// Takes the row of `id` at `at`, which no key covers, to be worked on at `due`. If the id is in hand, `merge` gets the work that
-    /// waits and the new one; a pause goes on. Returns whether the id runs: then the row is kept for later.
+    /// Takes the row of `id` at `at`, which no key covers, to be worked on at `due`. If the id is in hand, `merge` gets the waiting work
+    /// and the new work, and a pause continues. Returns whether the id is running; its new row is then kept for later.
     pub fn offer(
         &mut self,
         id: &Bytes,
@@ -178,7 +178,7 @@ impl<T> InHand<T> {
         false
     }
 
-    /// Takes an id whose key covers it, to be worked on now.
+    /// Takes an id that its key covers, to be worked on now.
     pub fn offer_covered(&mut self, id: &Bytes, work: T, attempts: u32) {
         if !self.entries.contains_key(id) {
             self.covered += 1;
@@ -213,7 +213,7 @@ impl<T> InHand<T> {
         }
     }
 
-    /// The tenant of `id`, by the user's code; of no name if that panics.
+    /// Asks the user's code for the tenant of `id`. If that panics, the tenant has an empty name.
     fn tenant_of(&self, id: &[u8]) -> Bytes {
         let Some(divide) = &self.divide else { return Bytes::new() };
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (divide.of)(id))).unwrap_or_default()
@@ -224,7 +224,7 @@ impl<T> InHand<T> {
         self.next_number
     }
 
-    /// Starts the next id that is due, if fewer than `running_max` run. The tenant with the fewest running ids is the next.
+    /// Starts the next id that is due, if fewer than `running_max` ids run. The tenant with the fewest running ids is next.
     pub fn start(&mut self, now: Duration, running_max: usize) -> Option<Bytes> {
         while self.timers.first().is_some_and(|(due, _)| *due <= now) {
             let (_, id) = self.timers.pop_first().expect("there is one");
@@ -239,7 +239,7 @@ impl<T> InHand<T> {
             let (_, _, tenant) = self.turns.pop_first().expect("there is one");
             let queue = self.tenants.get_mut(&tenant).expect("it has a turn");
             let (ticket, id) = queue.ready.pop_front().expect("it has a turn");
-            // It may have been removed since.
+            // The id may have been removed since.
             let entry = self.entries.get_mut(&id).filter(|entry| entry.state == State::Ready(ticket));
             let is_there = entry.is_some();
             if let Some(entry) = entry {
@@ -256,7 +256,7 @@ impl<T> InHand<T> {
         None
     }
 
-    /// Lines a tenant up again, or forgets one that has nothing to do.
+    /// Puts a tenant back into the queue, or forgets a tenant that has nothing to do.
     fn give_turn(&mut self, tenant: Bytes) {
         let turn = self.number();
         let Some(queue) = self.tenants.get_mut(&tenant) else { return };
@@ -274,7 +274,7 @@ impl<T> InHand<T> {
         if let Some(entry) = entry {
             entry.state = State::Idle;
             self.running -= 1;
-            // That of its start: the user's code may say another one by now.
+            // The tenant at the start of the run: the user's code may return another one by now.
             let tenant = entry.tenant.clone();
             if let Some(queue) = self.tenants.get_mut(&tenant) {
                 self.turns.remove(&(queue.running, queue.turn, tenant.clone()));
@@ -284,7 +284,7 @@ impl<T> InHand<T> {
         }
     }
 
-    /// The work of `id` is finished. Returns whether a newer row of it waits, which is to be worked on at `due`.
+    /// Accounts for finished work on `id`. Returns whether a newer row of the id waits, which will be worked on at `due`.
     pub fn done(&mut self, id: &Bytes, due: Option<Duration>) -> bool {
         self.end_run(id);
         let Some(entry) = self.entries.get_mut(id) else { return false };
@@ -301,7 +301,7 @@ impl<T> InHand<T> {
         false
     }
 
-    /// The work of `id` has failed, and is to be tried again at `due`, with the newest row.
+    /// Accounts for failed work on `id`, which will be tried again at `due`, with the newest row.
     pub fn retry(&mut self, id: &Bytes, due: Duration, merge: impl FnOnce(&mut T, T)) {
         self.end_run(id);
         if let Some(entry) = self.entries.get_mut(id) {
@@ -327,7 +327,7 @@ impl<T> InHand<T> {
         }
     }
 
-    /// A key covers `id` from now on: it no longer holds the watermark back.
+    /// Notes that a key covers `id` from now on: the id no longer holds the watermark back.
     pub fn cover(&mut self, id: &[u8]) {
         let Some(entry) = self.entries.get_mut(id) else { return };
         if let Some(first) = entry.first.take() {
@@ -357,7 +357,7 @@ impl<T> InHand<T> {
         Some(entry)
     }
 
-    /// Everything up to here is finished, or covered by keys; `read` is how far rows were taken.
+    /// The position up to which everything is finished, or covered by keys. `read` is how far rows were taken.
     pub fn watermark(&self, read: Sequence) -> Sequence {
         self.firsts.first().map_or(read, |first| first.before().min(read))
     }
@@ -369,7 +369,7 @@ impl<T> InHand<T> {
 }
 
 impl<T> Entry<T> {
-    /// Whether a key covers it.
+    /// Whether a key covers the id.
     pub fn is_covered(&self) -> bool {
         self.first.is_none()
     }

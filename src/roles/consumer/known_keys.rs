@@ -1,4 +1,4 @@
-//! [`KnownKeys`]: what a task knows of the keys of its shard.
+//! [`KnownKeys`]: what a task knows about the keys of its shard.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -12,27 +12,27 @@ use foldhash::quality::RandomState;
 
 use crate::base::encoding::Sequence;
 
-/// The most ids with keys that a task remembers; with more, it looks each id up until it reads them again.
+/// The maximum number of ids with keys that a task remembers. With more, it looks up each id until it reads all keys again.
 const HASHES_MAX: usize = 100_000;
 
-/// What a task knows of the keys of its shard.
+/// What a task knows about the keys of its shard.
 pub(super) struct KnownKeys {
-    /// Ids that may have keys. Others have none, but for those that somebody has just asked to work on again. `None` if there are too many:
-    /// then each id may have one.
+    /// The hashes of ids that may have keys. Other ids have none, except those that somebody has just asked to work on again. `None` if
+    /// there are too many: then each id may have a key.
     hashes: Option<HashSet<u64>>,
-    /// Ids whose keys say only what is finished, and from where on: looked at once the checkpoint has passed that.
+    /// Ids whose keys say only up to where work is finished, with that position. They are checked once the checkpoint has passed it.
     pub finished: BTreeMap<Bytes, Sequence>,
-    /// Where the pass goes on; `None` between two passes.
+    /// Where the pass continues; `None` between two passes.
     pub place: Option<Bytes>,
     /// When the pass began.
     pub began: Duration,
-    /// When the next key that the pass has met is due.
+    /// When the first of the keys that the pass has met is due.
     pub soonest: Option<Duration>,
     /// When the next pass begins; `None` if there are no keys.
     pub next_pass: Option<Duration>,
 }
 
-/// No id has a key.
+/// No id is known to have a key.
 impl Default for KnownKeys {
     fn default() -> Self {
         let hashes = Some(HashSet::new());
@@ -48,7 +48,7 @@ impl Default for KnownKeys {
 }
 
 impl KnownKeys {
-    /// `id` has a key.
+    /// Notes that `id` has a key.
     pub fn note_key(&mut self, id: &[u8]) {
         if let Some(hashes) = &mut self.hashes {
             hashes.insert(hash_of(id));
@@ -64,26 +64,26 @@ impl KnownKeys {
         !hashes.is_empty() && hashes.contains(&hash_of(id))
     }
 
-    /// When there may be something to do.
+    /// When there may be deferred ids to work on.
     pub fn next_turn(&self) -> Option<Duration> {
         self.next_pass
     }
 
-    /// A key of `id` was written that is due at `at`.
+    /// Notes that a key of `id` was written, which is due at `at`.
     pub fn note(&mut self, id: &[u8], at: Duration) {
         self.note_key(id);
         self.next_pass = Some(self.next_pass.map_or(at, |next| next.min(at)));
         self.soonest = Some(self.soonest.map_or(at, |soonest| soonest.min(at)));
     }
 
-    /// The key of `id` says that everything up to `done` is finished, and nothing else.
+    /// Notes that the key of `id` says only that everything up to `done` is finished.
     pub fn note_finished(&mut self, id: &Bytes, done: Sequence) {
         self.note_key(id);
-        // The first stays: once the checkpoint has passed that, the newest row takes its place.
+        // The first position stays: once the checkpoint has passed it, the position of the newest row takes its place.
         self.finished.entry(id.clone()).or_insert(done);
     }
 
-    /// `id` has no key any more.
+    /// Notes that `id` no longer has a key.
     pub fn was_cleared(&mut self, id: &[u8]) {
         if let Some(hashes) = &mut self.hashes {
             hashes.remove(&hash_of(id));
@@ -91,7 +91,7 @@ impl KnownKeys {
     }
 }
 
-/// The hash of `id` in this process. Callers choose the ids, so it is seeded: nobody can choose one for the hash of another.
+/// The hash of `id` in this process. Callers choose the ids, so the hash is seeded: nobody can choose an id with the hash of another.
 pub(super) fn hash_of(id: &[u8]) -> u64 {
     static SEEDED: LazyLock<RandomState> = LazyLock::new(RandomState::default);
     SEEDED.hash_one(id)
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::base::encoding::{Incarnation, Versionstamp};
 
-    /// Bug: an id was remembered once for each of its rows that was finished: while another id held the checkpoint, memory grew with events.
+    /// Regression: an id was remembered once for each finished row, so memory grew with events while another id held the checkpoint back.
     #[test]
     fn an_id_that_is_finished_again_is_remembered_once() {
         let (mut known, id) = (KnownKeys::default(), Bytes::from_static(b"a"));

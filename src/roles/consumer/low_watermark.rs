@@ -1,11 +1,11 @@
 //! The low watermark of a consumer: a position before which no shard has a wanted row that is not finished or deferred.
 //!
-//! The janitor reads it before it drops a tombstone, so that it need not read checkpoints, which are as many as consumers times shards. And
-//! a shard begins at the later of its checkpoint and this: so a shard whose rows nobody wants writes nothing.
+//! The janitor reads it before dropping a tombstone, so that it need not read the checkpoints of all consumers in all shards. And a shard
+//! begins at its checkpoint or at the low watermark, whichever is later, so a shard whose rows nobody wants writes nothing.
 //!
-//! The member that works on the first shard writes it now and then, while the feed moves. It may be behind, and is never too high:
-//! checkpoints only grow, what comes later stands later, and a reset removes it. Feeds of documents keep no tombstones, and their
-//! consumers have none.
+//! The member that works on the first shard writes it now and then, while the feed moves. It may be behind, but is never too high:
+//! checkpoints only grow, later rows have later positions, and a reset removes it. Feeds of documents keep no tombstones, and their
+//! consumers have no low watermark.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,42 +38,42 @@ use crate::{
     store::{Isolation, Priority, Transaction, TransactionOption},
 };
 
-/// How often a member checks whether it has to be written.
+/// How often a member checks whether the low watermark must be written.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// The pauses between two attempts while a consumer does not get on.
+/// The pauses between attempts while a consumer makes no progress.
 const STUCK: Backoff = Backoff { min: PAUSE, max: Duration::from_mins(10) };
 
 /// How many rows are read at once.
 const PAGE_ROWS: usize = 1_000;
 
-/// How many pages of a shard are looked through before it is written.
+/// How many pages of a shard are searched before the low watermark is written.
 const PAGES_MAX: usize = 100;
 
-/// The pauses between two looks at whether a consumer has caught up.
+/// The pauses between checks of whether a consumer has caught up.
 const CAUGHT_UP: Backoff = Backoff { min: Duration::from_millis(20), max: Duration::from_secs(1) };
 
-/// Its name in reports of trouble.
+/// The name of the task in reports of trouble.
 const WRITER: &str = "low watermark of a consumer";
 
 /// The rows of a shard that nobody has to work on.
 struct Passed {
-    /// Up to where there is no other.
+    /// The position up to which there are no other rows.
     to: Sequence,
-    /// Whether it met no wanted row, and did not reach the end of the shard: behind that end, rows of its ids may be in other shards.
+    /// Whether no wanted row was met, and the end of the shard was not reached: beyond that end, rows of its ids may be in other shards.
     is_all: bool,
 }
 
 /// The result of an attempt to write the low watermark.
 enum Attempt {
-    /// It is written, or need not be. `None` if the consumer does not exist.
+    /// The low watermark is written, or need not be. `None` if the consumer does not exist.
     Done(Option<Sequence>),
     /// Other nodes work on these shards, and rows may have come after the checkpoints.
     Unknown(Identity, Vec<(ShardId, Cursor, Sequence)>),
 }
 
 impl Member {
-    /// Starts the task that writes it; none, if the feed has no tombstones.
+    /// Starts the task that writes the low watermark, or none if the feed has no tombstones.
     pub fn start_low_watermark(self: &Arc<Self>, hints: &Arc<Listener>) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         if self.feed.instance().is_none() {
@@ -152,7 +152,7 @@ impl Member {
         passed: &Passages,
         working: Option<&BTreeSet<ShardId>>,
     ) -> Result<Attempt> {
-        // A reset or a deletion makes what was found void.
+        // A reset or a deletion of the consumer invalidates what was found.
         let (row, checkpoints, stored) = tokio::try_join!(
             self.row(tx, Isolation::Serializable),
             self.checkpoints(tx),
@@ -176,7 +176,7 @@ impl Member {
         }
         let mut low = lowest.filter(|lowest| *lowest > stored && heads.any_may_have_rows(stored));
         if let Some(lowest) = low.filter(|lowest| lowest > looked_to) {
-            // A store that stands before its own rows does not show them, so its closed shards seem to be read to their ends.
+            // A store that is older than its own rows does not show them, so its closed shards seem to be read to their ends.
             let now = Sequence::last_at(self.context.config.incarnation, tx.read_version().await?);
             low = Some(lowest.min(now)).filter(|low| *low > stored);
         }
@@ -186,8 +186,8 @@ impl Member {
         Ok(Attempt::Done(Some(low.unwrap_or(stored))))
     }
 
-    /// Passes the rows of `shard` after its checkpoint `stored` and `low` up to the first wanted one. At a `barrier`, rows of later events
-    /// are not wanted.
+    /// Passes the rows of `shard`, after both its checkpoint `stored` and `low`, up to the first wanted row. With a `barrier`, rows of
+    /// later events are not wanted.
     async fn unwanted_up_to(
         &self,
         shard: ShardId,
@@ -203,7 +203,7 @@ impl Member {
                 self.feed().kept_shard_page(&tx, shard, passed.to, PAGE_ROWS).await
             };
             let StoredShardPage { page, resharded } = match self.context.store.run(read).await {
-                // The consumer has left the shard since its checkpoint was read, and the janitor has dropped it.
+                // The consumer has left the shard since its checkpoint was read, and the janitor has dropped the shard.
                 Err(Error::NoShard { is_trimmed: true, .. }) => {
                     return Ok(Passed { is_all: false, ..passed });
                 }
@@ -223,7 +223,7 @@ impl Member {
         Ok(passed)
     }
 
-    /// Whether `row` may tell of something that is wanted; if there is a `barrier`, of something before that.
+    /// Whether `row` may show a wanted event; with a `barrier`, one that is not after the barrier.
     fn is_wanted(&self, row: &StoredRow, since: &Cursor, barrier: Option<Sequence>) -> bool {
         let is_later = barrier.is_some_and(|barrier| row.sequence > barrier);
         if self.feed.instance().is_some() {
@@ -231,14 +231,14 @@ impl Member {
             let may_have_moved = |row: Change| row.doc.revision.position > 1 || row.doc.branches > 1;
             return !is_later || Change::from_stored(row.sequence, &row.value).is_ok_and(may_have_moved);
         }
-        // A row that cannot be decoded is wanted by nobody.
+        // Nobody wants a row that cannot be decoded.
         Notification::from_stored(row.sequence, &row.value).is_ok_and(|row| {
             let may_have_moved = || row.previous.is_some_and(|previous| since.is_news(previous));
             row.is_wanted(&self.filter, since) && (!is_later || may_have_moved())
         })
     }
 
-    /// Waits until everything up to what is in the feed now is finished, or deferred.
+    /// Waits until everything that is in the feed now is finished, or deferred.
     pub async fn caught_up(&self) -> Result<()> {
         self.wait_for(self.feed_end().await?).await
     }

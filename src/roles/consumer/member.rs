@@ -47,26 +47,26 @@ pub(super) struct Member {
     /// The newest change that the node knows of: to the consumer, its shards, its leases or its deferred ids.
     pub changes: watch::Sender<Changes>,
     pub closing: PendingCloses,
-    /// Whether the handle of the member is dropped.
+    /// Whether the handle of the member was dropped.
     is_dropped: AtomicBool,
     known: Mutex<Known>,
     /// Why the member can no longer work.
     ended: watch::Sender<Option<Error>>,
 }
 
-/// What the tasks of a consumer have to read again: what was stored before this version, or all if the shards have changed.
+/// Says what the tasks of a consumer have to read again: everything if the shards have changed, or else what they read before `version`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Changes {
-    /// How often the shards have changed.
+    /// How many times the shards have changed.
     pub shards: u64,
-    /// The version of the last change of anything.
+    /// The version of the last change to anything.
     pub version: u64,
 }
 
-/// A consumer until its position is set again: its identity and its generation.
+/// The identity and the generation of a consumer, which last until its position is set again.
 pub(super) type Identity = ([u8; 16], u64);
 
-/// Up to where shards have no wanted row after their checkpoints. It holds, whichever node works on them, until the consumer is another one.
+/// Up to where shards have no wanted row after their checkpoints. This holds, whichever node works on them, until the identity changes.
 pub(super) type Passages = (Identity, BTreeMap<ShardId, Sequence>);
 
 /// The shards of a consumer, as far as a node knows them.
@@ -78,11 +78,11 @@ struct Known {
     successors: Vec<ShardId>,
     /// The shards on which the node works.
     working: Vec<ShardId>,
-    /// The consumer; `None` if it does not exist.
+    /// The identity of the consumer; `None` if it does not exist.
     identity: Option<Identity>,
-    /// How often any of these has changed.
+    /// How many times the first shard, the successors or the identity have changed.
     changes: u64,
-    /// What tasks of the node have read.
+    /// Up to where the tasks of the node have read no wanted rows.
     passed: Passages,
 }
 
@@ -120,13 +120,13 @@ impl Member {
         RawFeed::new(&self.context, &self.feed)
     }
 
-    /// How often the shards have changed, if the node works on the first one.
+    /// How many times the shards have changed; `None` unless the node works on the first one.
     pub fn if_first(&self) -> Option<u64> {
         let known = self.known.lock();
         known.first.is_some_and(|first| known.working.contains(&first)).then_some(known.changes)
     }
 
-    /// The shards were read, and the consumer had changed last at the version `changed`.
+    /// Notes that the shards were read, and that the consumer last changed at the version `changed`.
     pub fn settled(&self, changed: u64) {
         let now = Changes { shards: self.known.lock().changes, version: changed };
         self.changes.send_if_modified(|changes| std::mem::replace(changes, now) != now);
@@ -140,7 +140,7 @@ impl Member {
         shards
     }
 
-    /// A task has read that `shard` has no wanted row between its stored checkpoint and `to`.
+    /// Notes that `shard` has no wanted row between its stored checkpoint and `to`.
     pub fn note_passed(&self, identity: Identity, shard: ShardId, to: Sequence) {
         let passed = &mut self.known.lock().passed;
         if passed.0 != identity {
@@ -149,7 +149,7 @@ impl Member {
         passed.1.insert(shard, to);
     }
 
-    /// What tasks of the node have read, and the shards on which it works.
+    /// Returns up to where the tasks of the node have read no wanted rows, and the shards on which the node works.
     pub fn passed(&self) -> (Passages, BTreeSet<ShardId>) {
         let known = self.known.lock();
         (known.passed.clone(), known.working.iter().copied().collect())
@@ -165,7 +165,7 @@ impl Member {
         self.known.lock().successors.contains(&shard)
     }
 
-    /// The member cannot go on.
+    /// Ends the member, which can no longer work.
     pub fn end(&self, error: Error) {
         self.ended.send_replace(Some(error));
     }
@@ -207,7 +207,7 @@ impl Member {
     /// The shards of the topology entry after that of `shard`.
     async fn successors(&self, tx: &Transaction, shard: ShardId) -> Result<Vec<ShardId>> {
         let topology = match Topology::of_shard(tx, self.feed(), shard).await {
-            // Its tasks find that the feed is gone.
+            // The tasks of the shard will find out that the feed is gone.
             Err(Error::NoFeed { .. }) => return Ok(Vec::new()),
             topology => topology?,
         };
@@ -230,7 +230,7 @@ impl<R> Deref for Working<R> {
     }
 }
 
-/// Lists a shard among those in work, until it is dropped.
+/// Lists a shard among those that are being worked on, until this is dropped.
 pub(super) struct Present {
     member: Arc<Member>,
     shard: ShardId,
@@ -263,7 +263,7 @@ impl PendingCloses {
     }
 }
 
-/// Notes when it is dropped that the handle of the member is dropped.
+/// When this is dropped, it marks the handle of the member as dropped.
 pub(super) struct DroppedFlag(pub Arc<Member>);
 
 impl Drop for DroppedFlag {
@@ -272,9 +272,9 @@ impl Drop for DroppedFlag {
     }
 }
 
-/// A handler of a shard, which is closed once: when that is asked for, or when its session is dropped.
+/// The handler of a shard. It is closed exactly once: on request, or when its session is dropped.
 pub(super) struct OpenHandler<R: ConsumedRow> {
-    /// `None` once it is closed.
+    /// `None` once the handler is closed.
     handler: Option<Arc<dyn AnyHandler<R>>>,
     shard: ShardId,
     stop: Stop,
@@ -291,7 +291,7 @@ impl<R: ConsumedRow> OpenHandler<R> {
         self.handler.as_ref().expect("it is open")
     }
 
-    /// Tells the handler of its shard; returns the text of its panic.
+    /// Calls `opened` of the handler. If that panics, fails with the text of the panic.
     pub async fn opened(&self) -> std::result::Result<(), String> {
         let (handler, shard) = (Arc::clone(self.handler()), self.shard);
         let opened = AssertUnwindSafe(async move { handler.opened(shard).await }).catch_unwind().await;
@@ -320,7 +320,7 @@ impl<R: ConsumedRow> Drop for OpenHandler<R> {
         let owner = self.member.closing.clone();
         let closing = closed(handler, self.shard, reason, self.deadline());
         let closing = async move {
-            // The set of these tasks lives as long as one of them.
+            // Keeps the set of these tasks alive as long as one of them runs.
             let _owner = owner;
             closing.await;
         };
@@ -341,10 +341,10 @@ async fn closed<R>(
     let closed = AssertUnwindSafe(async move { handler.closed(shard, reason).await });
     tokio::select! {
         closed = closed.catch_unwind() => if closed.is_err() {
-            tracing::error!(shard = shard_id, ?reason, "a handler of a consumer has panicked when it was closed");
+            tracing::error!(shard = shard_id, ?reason, "a consumer's handler panicked when it was closed");
         },
         () = deadline => {
-            tracing::warn!(shard = shard_id, "a handler of a consumer does not close in time and is dropped");
+            tracing::warn!(shard = shard_id, "a consumer's handler did not close in time and is dropped");
         }
     }
 }
@@ -354,7 +354,7 @@ pub(super) fn is_marked(topology: &Topology, shard: ShardId, stored: Cursor) -> 
     successor(topology, shard).is_ok_and(|successor| stored.position() >= successor.first)
 }
 
-/// The topology entry after that of `shard`, which is closed.
+/// The topology entry after that of `shard`, which must be closed.
 pub(super) fn successor(topology: &Topology, shard: ShardId) -> Result<&TopologyRow> {
     let (_, successor) = topology.entry_of(shard)?;
     successor.ok_or_else(|| Error::corrupt("topology", "a closed entry is open again"))

@@ -1,8 +1,8 @@
 //! [`Consumer`]: the one durable mechanism. A named consumer works through a feed, on any number of nodes, and survives crashes.
 //!
-//! A row is the newest of its id, so the feed is the backlog. Stored are only the **checkpoint** of each shard, up to which everything is
-//! finished, and a **key** for each id that is not: because its work failed, stalls or runs for long, was committed out of order, or was
-//! asked for again. No row is ever copied.
+//! A feed has only the newest row of each id, so the feed is the backlog. All that is stored is the **checkpoint** of each shard, up to
+//! which everything is finished, and a **key** for each exception: an id whose work failed, stalls or runs for long, was committed out of
+//! order, or was requested again. No row is ever copied.
 //!
 //! ```text
 //!  shard 1   ─ a ── b ── c ── d ── e ─────►         no key:  done if the newest row is at or before C
@@ -12,21 +12,21 @@
 //!
 //! # Invariants
 //!
-//! 1. Whatever is written of a shard is written under its lease, but for what an operator asks: a reset takes the leases away; a discard, and a
-//!    request to work again, write the key of an id.
-//! 2. Between resets a checkpoint never goes back, and passes an unfinished row only while the key of its id stands. Only the shard's task moves
-//!    it outside of a handler's transaction, and only the shard's task removes keys.
-//! 3. An id never runs twice at once. A run that ends without success writes what its transactions read, before anything else is called for
-//!    the id.
-//! 4. At any time the checkpoints are those of the shards of one topology entry. Their successors work only on keys that they have left.
-//!    The janitor keeps that entry and all later ones, although they have no rows.
-//! 5. Who sets the position of a consumer reads the horizon of the feed, and conflicts with a janitor that has read the consumers before.
+//! 1. Everything that is written for a shard is written under its lease, except on an operator's request: a reset takes the leases away; a
+//!    discard, or a request to work again, writes the key of an id.
+//! 2. Between resets a checkpoint never goes back, and passes an unfinished row only while its id has a key. Outside a handler's
+//!    transaction only the shard's task moves the checkpoint, and only the shard's task removes keys.
+//! 3. An id never runs twice at once. Before anything else is called for the id, a run that ends without success writes the keys that its
+//!    transactions read.
+//! 4. At any time only the shards of one topology entry have checkpoints. Their successors work only on keys that these shards have handed
+//!    over. The janitor keeps that entry and all later ones, even if they have no rows.
+//! 5. A transaction that sets a consumer's position reads the feed's horizon, and conflicts with a janitor that read the consumers before.
 //!
 //! # Cost
 //!
-//! A shard saves its checkpoint once per [`ConsumerOptions::checkpoint_interval`] while rows are finished, and not at all otherwise: what
-//! nobody wants is passed by the low watermark, one small write per consumer and half a minute. Rows are read once per node, however many
-//! consumers it has ([`page_cache`](crate::state::page_cache)).
+//! A shard saves its checkpoint once per [`ConsumerOptions::checkpoint_interval`] while rows are being finished, and otherwise not at all:
+//! the low watermark passes rows that nobody wants, with one small write per consumer every half minute. Rows are read once per node,
+//! however many consumers it has ([`page_cache`](crate::state::page_cache)).
 
 mod admin;
 mod deferred;
@@ -86,7 +86,7 @@ use crate::{
     },
 };
 
-/// Describes a member of a consumer, and starts it: [`NodeHandle::consumer`](crate::NodeHandle::consumer).
+/// Describes a member of a consumer, and starts it. [`NodeHandle::consumer`](crate::NodeHandle::consumer) makes one.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -112,7 +112,7 @@ use crate::{
 /// running.shutdown().await
 /// # }
 /// ```
-#[must_use = "it does nothing before it is run"]
+#[must_use = "a consumer builder does nothing until it is run"]
 pub struct ConsumerBuilder<R> {
     handle: ConsumerHandle,
     node: Arc<membership::Member>,
@@ -140,12 +140,12 @@ impl ConsumerBuilder<Notification> {
         })
     }
 
-    /// The databases that it wants. The ends of databases come in any case, whatever kinds of events are wanted. Default: all.
+    /// Sets the databases that the consumer wants. Ends of databases come in any case, whatever kinds of events are wanted. Default: all.
     pub fn filter(self, filter: Filter) -> Self {
         Self { settings: self.settings.filter(filter), ..self }
     }
 
-    /// Lets it follow the documents of a database ([`Changes::feed`](crate::changes::Changes::feed)) instead of the notifications.
+    /// Makes the consumer follow the documents of a database ([`Changes::feed`](crate::changes::Changes::feed)), not the notifications.
     pub fn documents(self, feed: &Feed<Change>) -> ConsumerBuilder<Change> {
         let Self { handle, node, settings, tenants, options, .. } = self;
         let settings = settings.documents(feed.id.instance());
@@ -154,25 +154,25 @@ impl ConsumerBuilder<Notification> {
 }
 
 impl<R: ConsumedRow> ConsumerBuilder<R> {
-    /// Where it starts when it is created: with new rows, or at a cursor. [`Cursor::BEGINNING`](crate::Cursor::BEGINNING) brings every id first.
-    /// A consumer that exists goes on where it is. Default: with new rows.
+    /// Sets where the consumer starts when it is created: with new rows, or at a cursor. [`Cursor::BEGINNING`](crate::Cursor::BEGINNING)
+    /// delivers every id first. A consumer that exists continues where it is. Default: with new rows.
     pub fn start_from(self, start: impl Into<Start>) -> Self {
         Self { settings: self.settings.start(start.into()), ..self }
     }
 
-    /// The time without a living member after which the janitor deletes it, for a consumer that is created. Only time during which a
-    /// janitor works counts. Default: never; it keeps the tombstones of databases that it has to learn of.
+    /// Sets the time without a living member after which the janitor deletes the consumer, if this creates it. Only time during which a
+    /// janitor works counts. Default: never; tombstones are then kept until the consumer has passed them.
     pub fn expire_after(self, expiry: Duration) -> Self {
         Self { settings: self.settings.expiry(Some(expiry)), ..self }
     }
 
-    /// Divides the ids into tenants, which take turns on each node: at most `running_max` ids of one tenant run at once in a shard.
-    /// Batches have none: their members are refused with them.
+    /// Divides the ids into tenants, which take turns on each node: at most `running_max` ids of one tenant run at once in a shard. Batches
+    /// have no tenants: a member that works on batches is refused if tenants are set.
     pub fn tenants(self, running_max: usize, of: impl Fn(&[u8]) -> Bytes + Send + Sync + 'static) -> Self {
         Self { tenants: Some(Tenants { of: Arc::new(of), running_max }), ..self }
     }
 
-    /// How this member works.
+    /// Sets how this member works.
     pub fn options(self, options: ConsumerOptions) -> Self {
         Self { options, ..self }
     }
@@ -181,14 +181,14 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
     ///
     /// # Errors
     ///
-    /// As [`ConsumerHandle::create`]; and [`Error::Invalid`] if an option is out of its limits, or the node is a member already. Then nothing
-    /// is changed.
+    /// The errors of [`ConsumerHandle::create`], and [`Error::Invalid`] if an option is outside its limits, or if the node is already a
+    /// member. On failure nothing is changed.
     pub async fn run<H: Handler<Work<R>>>(self, handler: H) -> Result<Consumer> {
         let handler: Arc<dyn AnyHandler<R>> = Arc::new(Of(handler, PhantomData));
         self.start(Box::new(move |_| Arc::clone(&handler)), false).await
     }
 
-    /// As [`ConsumerBuilder::run`], with a handler for each shard.
+    /// Does the same as [`ConsumerBuilder::run`], with a handler of its own for each shard.
     pub async fn run_with<H: Handler<Work<R>>>(
         self,
         make: impl Fn(ShardId) -> H + Send + Sync + 'static,
@@ -196,13 +196,13 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         self.start(Box::new(move |shard| Arc::new(Of(make(shard), PhantomData))), false).await
     }
 
-    /// Creates the consumer unless it exists, and starts a member that works on batches of rows, in the order of each shard. Each shard has
-    /// a clone of `handler`. Fails as [`ConsumerBuilder::run`] does, and with [`Error::Invalid`] if ids were to be debounced, or have tenants.
+    /// Creates the consumer unless it exists, and starts a member that works on batches of rows, in the order of each shard. Each shard
+    /// gets a clone of `handler`. Fails as [`ConsumerBuilder::run`] does, and with [`Error::Invalid`] if there is a debounce or tenants.
     pub async fn run_batches<H: Handler<Batch<R>> + Clone>(self, handler: H) -> Result<Consumer> {
         self.run_batches_with(move |_| handler.clone()).await
     }
 
-    /// As [`ConsumerBuilder::run_batches`], with a handler for each shard.
+    /// Does the same as [`ConsumerBuilder::run_batches`], with a handler of its own for each shard.
     pub async fn run_batches_with<H: Handler<Batch<R>>>(
         self,
         make: impl Fn(ShardId) -> H + Send + Sync + 'static,
@@ -214,18 +214,18 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         let Self { handle, node, settings, tenants, options, .. } = self;
         options.check()?;
         if tenants.as_ref().is_some_and(|tenants| tenants.running_max == 0) {
-            return Err(Error::invalid("running ids of a tenant", "they are zero"));
+            return Err(Error::invalid("running ids of a tenant", "the maximum is zero"));
         }
         if is_ordered && (tenants.is_some() || !options.debounce.is_zero()) {
             let what = if tenants.is_some() { "tenants" } else { "debounce" };
-            let reason = "batches come in the order of the shard: leave it out, or work on ids side by side, with `run`";
+            let reason = "batches come in the order of the shard: leave this out, or use `run` to work on ids side by side";
             return Err(Error::invalid(what, reason));
         }
         let context = Arc::clone(&handle.context);
         if context.keys.prefix() != node.keys().prefix() {
-            return Err(Error::invalid("consumer", "it belongs to another bus than the node"));
+            return Err(Error::invalid("consumer", "it belongs to a different bus than the node"));
         }
-        // A node that is a member of a consumer that was deleted is refused, or waits for the end of the member, before it creates anything.
+        // If the node is still a member of a deleted consumer, it is refused, or waits for that member to end, before it creates anything.
         let is_created = handle.create_unless(&settings, Some(node.id())).await?.is_some();
         let hints = Arc::new(Listener::of_consumer(&context, &settings.feed(), Duration::MAX));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());

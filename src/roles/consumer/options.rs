@@ -13,18 +13,18 @@ use crate::{
 /// What happens to an id whose work fails again and again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FailurePolicy {
-    /// It is deferred: it gets a key of its own in the store, is tried again in its newest row, with pauses up to
+    /// The id is deferred: it gets a key of its own in the store, is tried again with its newest row, after pauses of up to
     /// [`ConsumerOptions::backoff_max`], and holds nothing else up.
     #[default]
     Defer,
-    /// It is tried until it succeeds. The rows behind it wait: all of its shard in batches, only its own where ids are worked on side by
-    /// side; the checkpoint stays before it in either case.
+    /// The id is tried until it succeeds. Later rows wait: all rows of the shard in batches, only those of the id where ids are worked on
+    /// side by side. In either case the checkpoint stays before the id.
     Hold,
 }
 
-/// How a member of a consumer works. Values outside of these limits are refused; [`Duration::MAX`] means never:
+/// How a member of a consumer works. Values outside these limits are refused; [`Duration::MAX`] means never:
 ///
-/// | option | least | most |
+/// | option | minimum | maximum |
 /// |---|---|---|
 /// | `max_concurrency` | 1 | 10,000 |
 /// | `debounce`, `backoff_min`, `backoff_max` | none | 1 year |
@@ -36,34 +36,34 @@ pub enum FailurePolicy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConsumerOptions {
-    /// How many ids of a shard run at once; batches come one after the other. Default: 16.
+    /// How many ids of a shard run at once. Batches run one at a time. Default: 16.
     pub max_concurrency: usize,
-    /// How long an id waits for more rows: however often it changes, it is worked on once per this time, and not later than this time
-    /// after the first change. Batches do not wait: their members are refused with one. Default: none.
+    /// How long an id waits for more rows. However often the id changes, it is worked on once in this time, and at the latest this long
+    /// after the first change. Batches do not wait: a member that works on batches is refused if this is set. Default: none.
     pub debounce: Duration,
-    /// How often a row is tried before it is deferred. One of those that are worked on side by side is deferred sooner if its pauses last
-    /// for longer than a checkpoint interval. Default: 5.
+    /// How many times a row is tried before its id is deferred. Where ids are worked on side by side, an id is deferred sooner if its
+    /// pauses last longer than a checkpoint interval. Default: 5.
     pub attempts_max: u32,
-    /// The pause after the first failure. Each further one is twice as long. Default: 100 ms.
+    /// The pause after the first failure. Each further pause is twice as long as the previous one. Default: 100 ms.
     pub backoff_min: Duration,
     /// The longest pause. Default: 5 min.
     pub backoff_max: Duration,
-    /// How long work may make no progress before it is cancelled, and deferred. Progress is each transaction that it has verified, and each
-    /// call of [`Run::progress`](super::Run::progress). Default: 10 min.
+    /// How long work may go without progress before it is cancelled and deferred. Each transaction that the work verifies counts as
+    /// progress, and so does each call of [`Run::progress`](super::Run::progress). Default: 10 min.
     pub stall_limit: Duration,
     /// What happens to rows that fail. Default: they are deferred.
     pub failure: FailurePolicy,
-    /// The most rows of a batch. Default: 1,000.
+    /// The maximum number of rows in a batch. Default: 1,000.
     pub batch_rows_max: usize,
-    /// A batch ends with the row that brings its stored rows to so many bytes. Default: 1 MB.
+    /// A batch ends with the row that brings its stored rows to this many bytes. Default: 1 MB.
     pub batch_bytes_max: usize,
-    /// How often the checkpoint of a shard is saved while rows are worked on; after a crash at most what one interval brought is repeated,
-    /// beside what was waiting. Work that runs for longer is deferred while it runs, so that it does not hold the checkpoint back.
+    /// How often the checkpoint of a shard is saved while rows are worked on. After a crash at most the work of one interval is repeated,
+    /// besides work that was waiting. Work that runs longer is deferred while it runs, so that it does not hold the checkpoint back.
     /// Default: 1 s.
     pub checkpoint_interval: Duration,
-    /// The most ids of a shard in memory. The feed keeps the rest. Default: 10,000.
+    /// The maximum number of ids of a shard in memory. The rest waits in the feed. Default: 10,000.
     pub in_hand_max: usize,
-    /// How often a shard is read while the one poll of its process fails, give or take a quarter. Default: 1 min.
+    /// How often a shard is read while the shared poll of its process fails, give or take a quarter. Default: 1 min.
     pub poll_interval: Duration,
     /// How nodes share the shards.
     pub balance: BalanceOptions,
@@ -108,9 +108,9 @@ impl Default for ConsumerOptions {
 const YEAR: Duration = Duration::from_hours(366 * 24);
 
 impl ConsumerOptions {
-    /// The most ids of a shard that run at once.
+    /// The maximum number of ids of a shard that run at once.
     pub const MAX_CONCURRENCY: usize = 10_000;
-    /// The most ids of a shard in memory.
+    /// The maximum number of ids of a shard in memory.
     pub const IN_HAND_MAX: usize = 10_000_000;
 
     pub(super) fn check(&self) -> Result<()> {
@@ -141,7 +141,7 @@ impl ConsumerOptions {
         }
         if self.backoff_min > self.backoff_max {
             let (min, max) = (self.backoff_min, self.backoff_max);
-            return Err(Error::invalid("back-off", format!("at least {min:?} is more than at most {max:?}")));
+            return Err(Error::invalid("back-off", format!("minimum {min:?} is above the maximum {max:?}")));
         }
         self.balance.check()
     }

@@ -1,8 +1,8 @@
-//! [`Ordered`]: the rows of a shard that wait for their batch. It knows no store and no clock.
+//! [`Ordered`]: the rows of a shard that wait for their batch. It uses neither the store nor a clock.
 //!
-//! One batch runs at a time. If it fails, what waits is forgotten and read again, so that each attempt has the newest rows. Perhaps only
-//! one of its rows fails, so their ids are tried one by one then, until each is finished. Failures are counted by id: updates of an id that
-//! always fails do not keep it from being deferred.
+//! One batch runs at a time. If it fails, the waiting rows are forgotten and read again, so that each attempt has the newest rows. Perhaps
+//! only one row of the batch fails, so its ids are then tried one by one, until each is finished. Failures are counted by id, so that an id
+//! that always fails is deferred even if it is updated.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,19 +12,19 @@ use std::{
 use super::{ConsumerOptions, FailurePolicy, known_keys::hash_of};
 use crate::{base::encoding::Sequence, state::feed::FeedRow};
 
-/// The most ids that are tried one by one; with more, all are taken for good again.
+/// The maximum number of ids that are tried one by one. With more, none of them is suspected any longer.
 const SUSPECTS_MAX: usize = 100_000;
 
 pub(super) struct Ordered<R> {
     /// Rows that were read, each with the number of its stored bytes.
     queue: VecDeque<(R, usize)>,
-    /// The first row of the batch that runs.
+    /// The first row of the running batch.
     running: Option<Sequence>,
-    /// The hashes of its ids.
+    /// The hashes of the ids in the running batch.
     running_ids: Vec<u64>,
-    /// Hashes of the ids of failed batches that were not finished since, each with how often it has failed alone.
+    /// The hashes of ids that were in failed batches and are not finished since, each with how many times the id failed alone.
     suspects: HashMap<u64, u32, foldhash::fast::FixedState>,
-    /// Whether the last batch has failed.
+    /// Whether the last batch failed.
     has_failed: bool,
     /// When the next batch may run.
     pub resume_at: Duration,
@@ -49,7 +49,7 @@ impl<R: FeedRow> Ordered<R> {
         self.queue.push_back((row, len));
     }
 
-    /// Whether every row that was read is worked on.
+    /// Whether no row waits for its batch, and no batch runs.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.running.is_none()
     }
@@ -64,18 +64,18 @@ impl<R: FeedRow> Ordered<R> {
         self.queue.iter().any(|(row, _)| row.id() == id)
     }
 
-    /// Everything up to here is worked on.
+    /// The position up to which no row waits or is being worked on; `read` is how far rows were read.
     pub fn watermark(&self, read: Sequence) -> Sequence {
         let first = self.running.or_else(|| self.queue.front().map(|(row, _)| row.sequence()));
         first.map_or(read, |first| first.before().min(read))
     }
 
-    /// Whether the last batch has failed, so that the waiting rows must be read again in their newest versions.
+    /// Whether the last batch failed, so that the waiting rows must be read again in their newest versions.
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }
 
-    /// Starts the next batch: its rows, how often they have failed, and whether they are the last that were read.
+    /// Starts the next batch. Returns its rows, how many times they have failed, and whether they are the last rows that were read.
     pub fn start(&mut self, options: &ConsumerOptions) -> (Vec<R>, u32, bool) {
         let first = &self.queue.front().expect("rows wait").0;
         let (at, failed) = (first.sequence(), self.failures_of(first));
@@ -93,12 +93,12 @@ impl<R: FeedRow> Ordered<R> {
         (rows, failed.unwrap_or_default(), self.queue.is_empty())
     }
 
-    /// How often the work on the id of `row` has failed alone; `None` if it is not suspected.
+    /// How many times the work on the id of `row` failed alone; `None` if the id is not suspected.
     fn failures_of(&self, row: &R) -> Option<u32> {
         if self.suspects.is_empty() { None } else { self.suspects.get(&hash_of(row.id())).copied() }
     }
 
-    /// The batch that runs is finished, or its row is deferred.
+    /// Notes that the running batch is finished, or that its row is deferred.
     pub fn done(&mut self) {
         self.running = None;
         for id in self.running_ids.drain(..) {
@@ -106,14 +106,14 @@ impl<R: FeedRow> Ordered<R> {
         }
     }
 
-    /// A part of the batch that runs is finished: the rest is read again.
+    /// Forgets the running batch and the waiting rows. What is not finished is read again.
     pub fn forget(&mut self) {
         (self.running, self.has_failed) = (None, true);
         self.queue.clear();
     }
 
-    /// The batch that runs has failed, alone for the `attempts`-th time if it is one row. Returns whether that was too often; otherwise the rows
-    /// are read again.
+    /// Accounts for the failure of the running batch. If that is one row, the row has failed alone `attempts` times. Returns whether to
+    /// give it up; otherwise the rows are read again.
     pub fn is_given_up(&mut self, attempts: u32, is_stall: bool, options: &ConsumerOptions) -> bool {
         if let [id] = self.running_ids[..] {
             let is_exhausted = is_stall || attempts >= options.attempts_max;

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The mark is a checkpoint at the first sequence of the successors: no row of the shard is there, so no other checkpoint is. From then on
-//! requests to work again go to the successors, and take the key with them if it is not moved yet.
+//! requests to work again go to the successors, or to the key in the shard if that has not been moved yet.
 
 use super::{
     handler::ConsumedRow,
@@ -35,9 +35,9 @@ const PAGE_KEYS: usize = 200;
 
 /// What became of a shard at its end.
 enum Left {
-    /// It was marked, or some keys were moved; there may be more.
+    /// The shard was marked, or some keys were moved; there may be more keys.
     Moved,
-    /// It is drained, and others of its entry are not.
+    /// The shard is drained, but others of its topology entry are not.
     Waits,
     /// The successors have begun.
     Replaced,
@@ -46,7 +46,7 @@ enum Left {
 }
 
 impl<R: ConsumedRow> ShardTask<R> {
-    /// Leaves a drained shard to its successors; returns if the consumer does not read it any more.
+    /// Leaves a drained shard to its successors. Returns if the consumer no longer reads the shard.
     pub(super) async fn leave_shard(&mut self) -> Go<()> {
         loop {
             self.changes.mark_unchanged();
@@ -73,7 +73,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let successor = successor(&topology, held.shard)?;
         let (keys, pool, mark) = (&held.context.keys, held.name.pool(), successor.first);
         if stored.position() < mark {
-            // A store that stands before its own rows does not show them: the shard only seems to be drained.
+            // A store that is older than its own rows does not show them: the shard only seems to be drained.
             History::of(&held.context).check(tx, Claim::Rows).await?;
             held.set_checkpoint(tx, moved(stored, mark));
             // Requests to work again read the lease rather than the checkpoint, which moves all the time.
@@ -112,7 +112,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(Left::Replaced)
     }
 
-    /// Moves keys of the shards from `first` on and before `end` to those of `successor`. Returns false if there are none.
+    /// Moves keys of the shards from `first` up to, but not including, `end` to the shards of `successor`. Returns false if there are none.
     async fn move_keys(
         &self,
         tx: &Transaction,
@@ -148,10 +148,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.db().run(remove).await
     }
 
-    /// The feed is gone, and the consumer with it: waits to be stopped.
+    /// Removes the consumer, because its feed is gone, and waits to be stopped.
     pub(super) async fn end_with_feed(&mut self, gone: Error) -> Go<()> {
         persist!(self, "removing a consumer whose feed is gone", self.remove_without_feed().await);
-        tracing::info!(consumer = %self.held.name, "a consumer has ended, because its feed is gone");
+        tracing::info!(consumer = %self.held.name, "a consumer ended because its feed is gone");
         self.member.end(gone);
         self.stop.requested().await;
         Ok(())

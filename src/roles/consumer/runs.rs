@@ -1,4 +1,4 @@
-//! The work on the rows of a shard: in batches, or id by id; and on deferred ids beside them.
+//! The work on the rows of a shard, in batches or id by id, and on its deferred ids alongside.
 
 use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -28,30 +28,30 @@ use crate::{
     state::keys::{DeferredRow, Due},
 };
 
-/// How many rows are read at once for work on ids.
+/// How many rows one read fetches for work on ids.
 const PAGE_ROWS: usize = 1_000;
 
-/// A run that is under way: on an id or on a batch, as its scope says.
+/// A run that is under way. Its scope says whether it is on an id or on a batch.
 struct UnderWay<R> {
     run: Arc<Run>,
     canceller: Canceller,
-    /// How many rows a batch has.
+    /// The number of rows in the batch; 1 for an id.
     len: usize,
-    /// The row of a batch of one.
+    /// The row of the batch, if it has only one.
     only: Option<Arc<R>>,
 }
 
-/// The runs of a shard, and what waits for one.
+/// The runs of a shard, and the ids that wait for a run.
 struct Hand<R> {
     handler: Arc<dyn AnyHandler<R>>,
-    /// Ids that are worked on side by side, and deferred ones in any case.
+    /// Ids that are worked on side by side. Deferred ids are here even if rows come in batches.
     ids: InHand<Job<R>>,
     runs: BTreeMap<u64, UnderWay<R>>,
     tasks: Tasks<HandlerResult>,
     next_run: u64,
-    /// When the runs are looked at: whether they stall, or have run for long.
+    /// When to check next whether runs stall, or have run for long.
     next_check: Option<Duration>,
-    /// Whether everything was read; and whether nothing follows, because the shard is closed.
+    /// Whether everything was read. `is_closed` says whether the shard is closed, so that no row will follow.
     is_at_end: bool,
     is_closed: bool,
 }
@@ -62,7 +62,7 @@ impl<R: ConsumedRow> Hand<R> {
         self.runs.iter().find(|(_, run)| works_on(run)).map(|(number, _)| *number)
     }
 
-    /// Whether a deferred id can be taken beside those that are `taken` with it.
+    /// Decides whether a deferred id can be taken now, together with those in `taken`.
     fn turn(&self, id: &[u8], taken: &[(Bytes, DeferredRow)]) -> Turn {
         match self.ids.contains(id) {
             true => Turn::InHand,
@@ -71,14 +71,14 @@ impl<R: ConsumedRow> Hand<R> {
         }
     }
 
-    /// Whether `row` ends the database on which the work in hand works.
+    /// Whether `row` shows that the database of the work in hand has ended.
     fn ends_work(&self, id: &[u8], row: &R) -> bool {
         let job = self.ids.get(id).map(|entry| &entry.work);
         let worked = job.and_then(Job::begun_instance);
         worked.is_some() && worked != left_instance(Some(row))
     }
 
-    /// Ends a run, whose future has been dropped when this returns.
+    /// Cancels a run. Its future is dropped by the time this returns.
     fn cancel(&mut self, number: u64) -> Option<UnderWay<R>> {
         let run = self.runs.remove(&number)?;
         run.canceller.cancel();
@@ -86,25 +86,25 @@ impl<R: ConsumedRow> Hand<R> {
     }
 }
 
-/// How a run has failed.
+/// How a run failed.
 struct Failure {
     error: String,
     is_panic: bool,
     is_stall: bool,
 }
 
-/// What wakes the work.
+/// Why the work wakes up.
 enum Event {
     Ended(u64, Joined<HandlerResult>),
-    /// There may be rows.
+    /// There may be new rows.
     Rows,
-    /// Runs are to be looked at.
+    /// It is time to check the runs.
     Check,
-    /// Something is due, or the task is to stop.
+    /// Something is due or has changed, or the task must stop.
     Again,
 }
 
-/// A newer row takes the place of the one before.
+/// Replaces the row of a job by a newer one.
 fn newest<R>(job: &mut Job<R>, newer: Job<R>) {
     job.row = newer.row;
 }
@@ -154,7 +154,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Change::Begins => hand.is_at_end = false,
                 Change::Ends => return Err(End::Changed.into()),
             }
-            // A store in memory never makes it wait, but other tasks must get their turn.
+            // A store in memory never makes this task wait, but other tasks must get their turn.
             tokio::task::yield_now().await;
             self.take_due_ids(hand).await?;
             if self.reads_on(hand) {
@@ -181,7 +181,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             match self.next_event(hand).await {
                 Event::Ended(number, joined) => {
                     let mut ended = Some((number, joined));
-                    // Those that have ended meanwhile, too.
+                    // Other runs may have ended meanwhile.
                     while let Some((number, joined)) = ended {
                         self.run_ended(hand, number, joined).await?;
                         ended = hand.tasks.join_next().now_or_never().flatten();
@@ -194,7 +194,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    /// Whether rows are to be read now. Batches are worked off first; ids with keys are few, and do not count.
+    /// Whether to read more rows now. Waiting batches come first, and the ids in hand are limited; ids with keys are few, and do not count.
     fn reads_on(&self, hand: &Hand<R>) -> bool {
         let has_room = if self.member.is_ordered {
             hand.runs.is_empty() && self.ordered.is_empty() && self.ordered.resume_at <= self.now()
@@ -204,7 +204,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         !hand.is_at_end && has_room
     }
 
-    /// Everything up to here is finished, or covered by keys.
+    /// The position up to which everything is finished, or covered by keys.
     fn watermark(&self, hand: &Hand<R>) -> Sequence {
         self.ordered.watermark(hand.ids.watermark(self.read))
     }
@@ -235,18 +235,18 @@ impl<R: ConsumedRow> ShardTask<R> {
         tokio::select! {
             biased;
             () = stop.requested() => Event::Again,
-            // The sender is in the member.
+            // This cannot fail: the sender is in the member.
             _ = changes.changed() => Event::Again,
             Some((number, joined)) = tasks.join_next(), if !runs.is_empty() => Event::Ended(number, joined),
             () = check => Event::Check,
             () = std::future::ready(()), if reads_on => Event::Again,
-            // Before the turn of deferred ids, which may be always: it comes in any case.
+            // Before `again`, which may always be ready because of deferred ids. These get their turn in each pass of the loop anyway.
             () = self.rows_may_have_come(), if waits_for_rows => Event::Rows,
             () = again => Event::Again,
         }
     }
 
-    /// How many more deferred ids may be in hand: they take at most half of what runs. Beside batches there is one.
+    /// How many more deferred ids may be in hand. They take at most half of the concurrency; alongside batches only one is allowed.
     fn room_for_due(&self, hand: &Hand<R>) -> usize {
         let most = if self.member.is_ordered { 1 } else { (self.member.options.max_concurrency / 2).max(1) };
         most.saturating_sub(hand.ids.due())
@@ -269,20 +269,20 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// When an id that has changed is worked on; at once if this is `None`.
+    /// When the work on an id that has changed may begin; `None` means at once.
     fn debounced(&self) -> Option<Duration> {
         let debounce = self.member.options.debounce;
         (!debounce.is_zero()).then(|| self.now().saturating_add(debounce))
     }
 
-    /// Takes the rows of a page.
+    /// Takes the rows of a page in hand, except those that are finished, not wanted, or covered by keys.
     async fn take_page(&mut self, hand: &mut Hand<R>, page: Page<R>) -> Go<()> {
         let (due, knowledge) = (self.debounced(), self.knowledge());
         for (place, (row, len)) in page.rows.into_iter().enumerate() {
             let key = page.keys.get(&place);
             if let Some(key) = key {
                 self.is_dirty = true;
-                // It was finished before a crash, and the checkpoint was not saved; or it is older than the work on a newer row.
+                // The row was finished before a crash, and the checkpoint was not saved; or a newer row of the id is finished.
                 if key.due == Due::Never && row.sequence() <= key.done.position() {
                     continue;
                 }
@@ -315,14 +315,14 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Passes a row by, because the key of its id covers it.
+    /// Passes by a row that the key of its id covers.
     async fn pass_by(&mut self, hand: &mut Hand<R>, row: &R, key: &DeferredRow) -> Go<()> {
         let id = &Bytes::copy_from_slice(row.id());
         let has_ended = row.is_tombstone() || key.instance.is_some() && key.instance != row.instance();
-        // A key that somebody's request has made knows no instance.
+        // A key that was made by an operator's request knows no instance.
         let running = hand.ids.get(id).filter(|entry| entry.is_running());
         if running.is_some_and(|entry| entry.work.end.is_some()) {
-            // The row has its turn afterwards, whatever it says.
+            // The row gets its turn after that run, whatever it shows.
             return Ok(());
         }
         if running.is_some() && (has_ended || hand.ends_work(id, row)) {
@@ -338,7 +338,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Cancels the run of `id`, whose database has ended. It is deferred, and due at once.
+    /// Cancels the run of `id`, whose database has ended. The id is deferred, and due at once.
     async fn cancel_run(&mut self, hand: &mut Hand<R>, id: &Bytes) -> Go<()> {
         let Some(ended) = hand.run_of(id).and_then(|number| hand.cancel(number)) else { return Ok(()) };
         ended.run.close();
@@ -346,11 +346,11 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (job, defer) = (&Job { row: work.row.clone(), ..*work }, Some(Duration::ZERO));
         let cancelled = KeyChange::Failed { job, attempts: 0, error: "", defer };
         if persist!(self, "cancelling work", self.change_key(id, &cancelled).await) != Changed::Deferred {
-            // It was finished, and the newer row follows.
+            // The work was already finished. The newer row still has to be worked on.
             let covered = KeyChange::Covered { job, attempts: 0 };
             persist!(self, "deferring an id", self.change_key(id, &covered).await);
         }
-        // Only now a key covers it: until then it holds the checkpoint back.
+        // Only now does a key cover the id; until then the id has to hold the checkpoint back.
         hand.ids.remove(id);
         self.is_dirty = true;
         Ok(())
@@ -415,7 +415,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let handler = Arc::clone(&hand.handler);
         let (consumer, shard) = (&self.held.name, self.held.shard.0);
         let span = tracing::debug_span!("consumer_run", %consumer, shard, attempt = run.attempt());
-        // The call itself may panic as well.
+        // Inside the future, because the call itself may panic as well.
         let called = async move { handler.call(call).await };
         let canceller = hand.tasks.spawn(number, called.instrument(span));
         hand.runs.insert(number, UnderWay { run, canceller, len, only });
@@ -423,7 +423,7 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Accounts for the end of a run.
     async fn run_ended(&mut self, hand: &mut Hand<R>, number: u64, joined: Joined<HandlerResult>) -> Go<()> {
-        // One that was cancelled is accounted for.
+        // A cancelled run was already accounted for.
         let Some(ended) = hand.runs.remove(&number) else { return Ok(()) };
         ended.run.close();
         let (error, is_panic) = match joined {
@@ -451,7 +451,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 self.batch_failed(hand, &ended, (*after, *last), &failure).await?;
             }
         }
-        // Another handler takes the place of one for batches, whose state is unknown.
+        // After a panic, the state of a handler for batches is unknown, so another one takes its place.
         if failure.is_panic && self.member.is_ordered { Err(End::Panicked.into()) } else { Ok(()) }
     }
 
@@ -474,7 +474,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let stored = persist!(self, "ending work that has failed", run.revoke_rows().await);
         let stored = stored.map_or(Sequence::MAX, |stored| stored.position());
         if stored >= last {
-            // Its transaction was committed, although the handler does not know it.
+            // The transaction of the run was committed, although the handler does not know it.
             self.batch_is_done(*len);
             return Ok(());
         }
@@ -504,7 +504,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// The work of `id` is finished; `has_committed` says that its key may say so already.
+    /// Accounts for finished work on `id`. If `has_committed` is set, the key of the id may already say that it is finished.
     async fn finish_in_hand(&mut self, hand: &mut Hand<R>, id: &Bytes, has_committed: bool) -> Go<()> {
         let entry = hand.ids.get(id).expect("it has run");
         let job = Job { row: entry.work.row.clone(), ..entry.work };
@@ -533,7 +533,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.report(Some(id), attempts, &failure.error);
         let options = &self.member.options;
         let pause = options.backoff().pause(attempts, self.env());
-        // A pause must not hold the checkpoint back for longer than it takes to save it.
+        // The pauses of an id must not hold the checkpoint back for longer than a checkpoint interval.
         let until = self.now().saturating_add(pause);
         let is_long =
             entry.began.is_some_and(|began| until.saturating_sub(began) > options.checkpoint_interval);
@@ -558,7 +558,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Ends runs that stall, and gives keys to the ids of those that have run for long.
+    /// Ends runs that stall, and writes keys for the ids of runs that take long.
     async fn check_runs(&mut self, hand: &mut Hand<R>) -> Go<()> {
         let now = self.now();
         let (stall_limit, long) = (self.member.options.stall_limit, self.member.options.checkpoint_interval);
@@ -603,7 +603,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Lets the runs end, within half of the time for a handover, or until they would stall, and saves the checkpoint.
+    /// Waits for the runs to end, for at most half of the handover time or the stall limit, whichever is shorter, and saves the checkpoint.
     async fn stop_runs(&mut self, hand: &mut Hand<R>) -> Result<()> {
         let options = &self.member.options;
         let deadline = self.env().sleep((options.balance.handover / 2).min(options.stall_limit));
@@ -619,7 +619,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 return Err(error);
             }
         }
-        // The others go on elsewhere, or in the successors of the shard.
+        // The work of the other runs continues elsewhere, or in the successors of the shard.
         for under_way in hand.runs.values() {
             under_way.run.close();
         }

@@ -1,7 +1,7 @@
 //! [`ShardTask`]: the work on one shard, under its lease.
 //!
-//! It reads the rows of the shard in order, and calls the handler for them ([`runs`](super::runs)): for batches, or id by id. Ids with keys
-//! have a turn of their own ([`deferred`](super::deferred)). At the end of the shard it moves them to the successors
+//! The task reads the rows of the shard in order, and calls the handler for them, in batches or id by id ([`runs`](super::runs)). Ids with
+//! keys have a turn of their own ([`deferred`](super::deferred)). At the end of the shard the task moves these keys to the successors
 //! ([`reshard`](super::reshard)).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -36,10 +36,10 @@ use crate::{
     store::{Isolation, Store, Transaction},
 };
 
-/// The most bytes of an error that is shown.
+/// The maximum length of an error that is shown, in bytes.
 const ERROR_LEN_MAX: usize = 1_000;
 
-/// Does `$work` with the store, again and again until it succeeds, or the work on the shard is over.
+/// Repeats `$work` with the store until it succeeds, or until the work on the shard is over.
 macro_rules! persist {
     ($task:expr, $what:expr, $work:expr) => {
         loop {
@@ -52,7 +52,7 @@ macro_rules! persist {
 }
 pub(super) use persist;
 
-/// Why the work on a shard has ended.
+/// Why the work on a shard ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Stopped,
@@ -60,7 +60,7 @@ pub(super) enum End {
     Changed,
     /// The shard is closed, and everything in it is finished or deferred.
     Drained,
-    /// The handler has panicked.
+    /// The handler panicked.
     Panicked,
 }
 
@@ -78,34 +78,34 @@ impl From<End> for Halt {
     }
 }
 
-/// The result of a step of the work.
+/// The result of one step of the work.
 pub(super) type Go<T> = std::result::Result<T, Halt>;
 
 /// What the consumer has to do in a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Rows, and deferred ids.
+    /// Work on rows and on deferred ids.
     All,
-    /// The predecessors of the shard are not drained: only the ids that they have left.
+    /// Work only on the ids that the predecessors of the shard have handed over, because not all predecessors are drained yet.
     Deferred,
-    /// The shard is marked as drained: its keys have to move.
+    /// Move the keys away, because the shard is marked as drained.
     Leave,
     /// Nothing: the consumer is paused or gone, or does not read the shard.
     Nothing,
 }
 
-/// What a change of the consumer means for the work on a shard.
+/// What a change to the consumer means for the work on a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Nothing has changed, or only which ids are deferred.
+    /// Nothing changed, or only which ids are deferred.
     None,
-    /// The predecessors are drained: the rows of the shard are to be worked on, too.
+    /// The predecessors are drained: from now on the rows of the shard are worked on, too.
     Begins,
-    /// The work has to begin again from what is stored.
+    /// The work must start over from the stored state.
     Ends,
 }
 
-/// What is stored of the consumer in the shard.
+/// What is stored for the consumer in the shard.
 struct Loaded {
     version: u64,
     /// `None` if the consumer is gone or paused.
@@ -115,11 +115,11 @@ struct Loaded {
     low: Sequence,
 }
 
-/// Rows of the shard.
+/// A page of rows of the shard.
 pub(super) struct Page<R> {
-    /// Each with the number of its stored bytes.
+    /// The rows, each with the number of its stored bytes.
     pub rows: Vec<(R, usize)>,
-    /// The keys of the ids that have one, by the place of the row.
+    /// The keys of those ids that have one, by the index of the row in `rows`.
     pub keys: BTreeMap<usize, DeferredRow>,
     pub to: Sequence,
     pub more: bool,
@@ -133,33 +133,33 @@ pub(super) struct ShardTask<R> {
     reader: Turn,
     pub stop: Stop,
     pub part: Part,
-    /// Says up to where shards may have rows.
+    /// Shows up to where shards may have rows.
     hints: Listener,
-    /// Changes with the consumer, its shards, and the requests to work again.
+    /// Changes whenever the consumer or its shards change, or somebody asks to work again.
     pub changes: watch::Receiver<Changes>,
-    /// What was read of them: the number of changes of the shards, and the version of the store.
+    /// The changes that were last read: the number of changes to the shards, and the version of the store.
     loaded: Changes,
     pub deferred: KnownKeys,
-    /// The consumer when its row was last read.
+    /// The identity and generation of the consumer when its row was last read.
     identity: Identity,
     /// Where the consumer began.
     pub start: Cursor,
     /// The stored checkpoint.
     stored: Cursor,
-    /// What is known of all ids without keys, and up to where they are finished.
+    /// What is known about all ids without keys, and up to where they are finished.
     knowledge: Cursor,
-    /// Everything up to here was read.
+    /// The position up to which everything was read.
     pub read: Sequence,
     /// The latest version at which a page was read.
     read_version: u64,
-    /// Where the reading came to the end of the shard: the first place up to which not everything is finished, and the last one.
+    /// Where reading reached the end of the shard: the first position up to which not everything is finished yet, and the last one.
     caught_up: Option<(Sequence, Sequence)>,
     /// Whether something was finished that the stored checkpoint does not cover.
     pub is_dirty: bool,
     pub saved_at: Duration,
     /// Rows that wait for their batch.
     pub ordered: Ordered<R>,
-    /// How often a handler has panicked when it was opened.
+    /// How many times a handler panicked when it was opened.
     openings: u32,
 }
 
@@ -212,7 +212,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         RawFeed::new(&self.held.context, &self.member.feed)
     }
 
-    /// Works until it is asked to stop; fails if the lease is lost.
+    /// Works until the task is asked to stop. Fails if the lease is lost.
     pub async fn run(mut self) -> Result<()> {
         let mut ended = self.work().await;
         if let Err(Halt::Failed(gone @ Error::NoFeed { .. })) = ended {
@@ -252,13 +252,13 @@ impl<R: ConsumedRow> ShardTask<R> {
         tokio::select! {
             biased;
             () = self.stop.requested() => Err(End::Stopped.into()),
-            // The sender is in the member.
+            // This cannot fail: the sender is in the member.
             _ = self.changes.changed() => Ok(()),
             () = pause => Ok(()),
         }
     }
 
-    /// Something with the store has failed: waits before it is tried again, unless the work on the shard is over.
+    /// Handles a failure of the store: waits before the next attempt, unless the work on the shard is over.
     pub async fn has_failed(&mut self, what: &'static str, error: Error) -> Go<()> {
         if is_final(&error) {
             return Err(Halt::Failed(error));
@@ -267,7 +267,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.sleep(FAILURE_PAUSE).await
     }
 
-    /// Sleeps, unless the task is to stop.
+    /// Sleeps for `pause`, or until the task must stop.
     async fn sleep(&mut self, pause: Duration) -> Go<()> {
         let pause = self.env().sleep(pause);
         tokio::select! {
@@ -282,7 +282,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let shards = self.changes.borrow_and_update().shards;
         let Loaded { version, row, part, stored, low } = self.read_stored().await?;
         self.loaded = Changes { shards, version };
-        // A page from before may be older than what another member has finished.
+        // A page that was read earlier may be older than what another member has finished.
         self.read_version = version;
         let Some(row) = row else { return Ok(Part::Nothing) };
         (self.start, self.identity) = (row.start, (row.identity, row.generation));
@@ -297,7 +297,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(part)
     }
 
-    /// Looks at what has changed, if anything has.
+    /// Reads what has changed, if anything has.
     pub async fn look_at_changes(&mut self) -> Go<Change> {
         if !self.changes.has_changed().unwrap_or(true) {
             return Ok(Change::None);
@@ -309,7 +309,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(persist!(self, "reading a consumer", self.read_change().await))
     }
 
-    /// Whether the work goes on; reads which ids have keys.
+    /// Decides whether the work continues, and reads which ids have keys.
     async fn read_change(&mut self) -> Result<Change> {
         let shards = self.changes.borrow_and_update().shards;
         let Loaded { version, row, part, stored, low } = self.read_stored().await?;
@@ -323,13 +323,13 @@ impl<R: ConsumedRow> ShardTask<R> {
         if !begins {
             return Ok(Change::None);
         }
-        // Runs go on: ended here, they would have to be ended in the store as well.
+        // Runs continue: if they were ended here, they would have to be ended in the store as well.
         self.read_version = version;
         self.begin_at(stored, low);
         Ok(Change::Begins)
     }
 
-    /// Reads what is to be done in the shard.
+    /// Reads what the consumer has to do in the shard.
     async fn read_stored(&self) -> Result<Loaded> {
         let read = async |tx: Transaction| {
             let (version, stored, row, low, topology) = tokio::try_join!(
@@ -354,7 +354,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.db().run(read).await
     }
 
-    /// Begins to read at the checkpoint `stored`.
+    /// Starts reading at the checkpoint `stored`, or at `low` if that is later.
     fn begin_at(&mut self, stored: Cursor, low: Sequence) {
         (self.part, self.stored) = (Part::All, stored);
         self.knowledge = moved(stored, stored.position().max(low));
@@ -362,18 +362,18 @@ impl<R: ConsumedRow> ShardTask<R> {
         (self.caught_up, self.is_dirty, self.saved_at) = (None, false, self.now());
     }
 
-    /// Whether the shard has nothing to read, because no row has come after the stored checkpoint. Rows that come from now on are news.
+    /// Whether the shard has nothing to read, because no row came after the stored checkpoint. Forgets hints that came before.
     pub fn is_at_end(&mut self) -> bool {
         self.forget_hints();
         let position = self.stored.position();
         let has_caught_up = matches!(self.stored.knowledge(), Knowledge::UpTo(known) if known >= position);
-        // A store that stands before its own rows is found by reading.
+        // If the store is older than its own rows, only a read finds that out.
         let last = Sequence::last_at(self.held.context.config.incarnation, self.loaded.version);
         let heads = self.hints.heads();
         has_caught_up && self.read <= last && !heads.may_have_rows(self.held.shard, self.read)
     }
 
-    /// What is known of an id without a key.
+    /// What is known about an id without a key.
     pub fn knowledge(&self) -> Cursor {
         self.knowledge
     }
@@ -381,7 +381,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Reads the next rows, at most `limit`.
     pub async fn next_page(&mut self, limit: usize) -> Result<Page<R>> {
         let after = self.read;
-        // A batch that has failed is read as it is now.
+        // After a failed batch, its rows are read in their newest versions.
         let is_again = self.ordered.has_failed();
         let (rows, to, more, is_end) = self.read_rows(after, limit, is_again).await?;
         let mut page = Page { rows: Vec::with_capacity(rows.len()), keys: BTreeMap::new(), to, more, is_end };
@@ -393,7 +393,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 }
             }
         }
-        // Few ids have keys, so only their rows are looked up.
+        // Few ids have keys, so keys are only read for ids that may have one.
         let keyed: Vec<_> =
             (0..page.rows.len()).filter(|&at| self.deferred.may_have_key(page.rows[at].0.id())).collect();
         if !keyed.is_empty() {
@@ -404,7 +404,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(page)
     }
 
-    /// The keys of `ids`, read at once.
+    /// Reads the keys of `ids` concurrently.
     async fn read_keys(&self, ids: &[Bytes]) -> Result<Vec<Option<DeferredRow>>> {
         let read = async |tx: Transaction| {
             let keys = ids.iter().map(|id| async {
@@ -415,7 +415,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.db().run(read).await
     }
 
-    /// The rows after `after`: those that another consumer of the process has read, or from the store.
+    /// Returns the rows after `after`: those that another consumer of the process has read, or else rows from the store.
     async fn read_rows(
         &mut self,
         after: Sequence,
@@ -425,7 +425,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (held, member) = (Arc::clone(&self.held), Arc::clone(&self.member));
         let (pages, feed, shard) = (&held.context.pages, &member.feed, held.shard);
         let _turn = self.reader.lock().await;
-        // Before the read: a hint that comes during it may be of rows that it does not show.
+        // Taken before the read: a hint that comes during the read may be for rows that the read does not show.
         let hints = self.hints.heads().count;
         if let Some(page) = pages.get(feed, shard, after, self.read_version).filter(|_| !is_again) {
             self.read_version = page.version;
@@ -455,8 +455,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok((rows, to, more, is_end))
     }
 
-    /// Accounts for a page of which everything was taken. `is_end` says that the shard ends there: then newer rows of its ids, which tell of
-    /// events from before the end, may be in its successors.
+    /// Accounts for a page whose rows were all taken. `is_end` says that the shard ends there: then its successors may have newer rows of
+    /// its ids, which show events from before the end.
     pub fn has_read(&mut self, to: Sequence, (more, is_end): (bool, bool)) {
         self.read = to;
         if !more && !is_end {
@@ -465,7 +465,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    /// What was read after `at` is forgotten: the rows are read again.
+    /// Forgets what was read after `at`, so that the rows are read again.
     pub fn read_again_from(&mut self, at: Sequence) {
         // By then newer rows have the news of the rows that were read, and may be after the end that was read.
         (self.read, self.caught_up) = (at, None);
@@ -475,7 +475,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     pub fn knowledge_at(&self, watermark: Sequence) -> Cursor {
         match self.caught_up {
             Some((first, last)) if watermark >= first => {
-                // In a shard that is never idle, the watermark comes to the last end only by chance.
+                // In a shard that is never idle, the watermark reaches the last end only by chance.
                 let end = if watermark >= last { last } else { first };
                 moved(end.into(), watermark)
             }
@@ -483,10 +483,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    /// Everything without a key up to `watermark` is finished.
+    /// Notes that everything without a key up to `watermark` is finished.
     pub fn finished_up_to(&mut self, watermark: Sequence) {
         self.knowledge = self.knowledge_at(watermark);
-        // Below that every event is in a row that was read, so nothing before it is news any more.
+        // Every event before that position is in a row that was read, so none of them is news any longer.
         if let Some((first, last)) = self.caught_up
             && watermark >= first
         {
@@ -499,27 +499,27 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    /// Tells the member up to where nothing was worked on that the stored checkpoint does not cover.
+    /// Reports to the member up to where no row after the stored checkpoint had to be worked on.
     pub fn note_passed(&self) {
         if !self.is_dirty {
             self.member.note_passed(self.identity, self.held.shard, self.knowledge.position());
         }
     }
 
-    /// Whether the checkpoint is due.
+    /// When the checkpoint must be saved; `None` if there is nothing to save.
     pub fn save_at(&self) -> Option<Duration> {
         let is_behind = self.is_dirty && self.stored.position() < self.knowledge.position();
         is_behind.then(|| self.saved_at.saturating_add(self.member.options.checkpoint_interval))
     }
 
-    /// Saves the checkpoint, if something was finished behind it, and removes the keys that it has made needless.
+    /// Saves the checkpoint if something after it was finished, and removes the keys that it makes unnecessary.
     pub async fn save(&mut self) -> Result<()> {
         if self.is_dirty && self.stored.position() < self.knowledge.position() {
             let (held, to) = (Arc::clone(&self.held), self.knowledge);
             let save = async |tx: Transaction| {
                 held.lease.check(&tx).await?;
                 let stored = held.checkpoint(&tx, Isolation::Serializable).await?;
-                // It never goes back, and is not made again once the consumer has left the shard.
+                // The checkpoint never goes back, and is not created again once the consumer has left the shard.
                 if stored.is_some_and(|stored| stored.position() < to.position()) {
                     held.set_checkpoint(&tx, to);
                 }
@@ -532,7 +532,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.clear_finished(self.stored.position()).await
     }
 
-    /// A transaction has saved the checkpoint `to`.
+    /// Notes that a transaction saved the checkpoint `to`.
     pub fn was_saved(&mut self, to: Cursor) {
         if to.position() > self.stored.position() {
             self.stored = to;
@@ -540,18 +540,18 @@ impl<R: ConsumedRow> ShardTask<R> {
         (self.is_dirty, self.saved_at) = (false, self.now());
     }
 
-    /// Completes when there may be rows after what was read, or a poll is due.
+    /// Completes when there may be rows after those that were read, or when a poll is due.
     pub async fn rows_may_have_come(&mut self) {
         let (shard, read) = (self.held.shard, self.read);
         self.hints.changed(|heads| heads.may_have_rows(shard, read)).await;
     }
 
-    /// Hints that come from now on are news.
+    /// Marks all hints so far as seen: only later ones wake the task.
     pub fn forget_hints(&mut self) {
         self.hints.reads();
     }
 
-    /// A handler has panicked when it was opened: waits before another one is.
+    /// Accounts for a handler that panicked when it was opened, and waits before another one is opened.
     pub async fn did_not_open(&mut self, panic: &str) -> End {
         self.held.context.stats.consumer_panics.add(1);
         self.openings = self.openings.saturating_add(1);
@@ -560,7 +560,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         if self.sleep(pause).await.is_ok() { End::Panicked } else { End::Stopped }
     }
 
-    /// The work on rows up to `last` has failed and is tried again: until it succeeds, it holds the checkpoint.
+    /// Notes that the work on rows up to `last` failed and is tried again. Until it succeeds, it holds the checkpoint back.
     pub fn holds(&self, id: Option<&[u8]>, last: Sequence, attempts: u32, error: &str) {
         let (context, held) = (&self.held.context, &self.held);
         let failure = ShardFailure {
@@ -578,17 +578,17 @@ impl<R: ConsumedRow> ShardTask<R> {
         context.stats.consumer_failures.add(1);
         if let Some(unsaid) = context.stats.health.remark(self.env(), &format!("work of {consumer}")) {
             let id = id.map(|id| String::from_utf8_lossy(id).into_owned());
-            tracing::warn!(%consumer, shard = shard.0, id, attempts, error, unsaid, "a handler of a consumer failed; trying again");
+            tracing::warn!(%consumer, shard = shard.0, id, attempts, error, unsaid, "a consumer's handler failed; trying again");
         }
     }
 }
 
-/// Whether the work on a shard ends with this failure; others are tried again.
+/// Whether this failure ends the work on a shard; after other failures the work is tried again.
 fn is_final(error: &Error) -> bool {
     matches!(error, Error::LeaseLost { .. } | Error::BusGone { .. } | Error::NoFeed { .. })
 }
 
-/// The same knowledge, having read up to `to`.
+/// Returns a cursor with the knowledge of `cursor`, but at the position `to`.
 pub(super) fn moved(cursor: Cursor, to: Sequence) -> Cursor {
     match cursor.knowledge() {
         known @ Knowledge::UpTo(at) => Cursor::resumed(known, at, to, cursor.readable().unwrap_or(at)),

@@ -1,4 +1,4 @@
-//! The state of consumers, as it is stored: what has trouble is what has a key, or a shard that waits.
+//! The state of consumers as it is stored. Trouble shows in it as an id with a key, or as a shard that waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,65 +28,65 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
-/// From which age on a row that waits needs attention, in milliseconds. The alert has the same.
+/// The age from which a waiting row needs attention, in milliseconds. The alert uses the same limit.
 const LATE_MS: u64 = 600_000;
 
-/// The most deferred ids of a consumer that are counted.
+/// The maximum number of deferred ids that are counted for a consumer.
 const DEFERRED_MAX: u64 = 1_000;
 
 /// How many keys of a consumer are read to count its deferred ids: keys of finished ids stay until the checkpoint has passed them.
 const KEYS_MAX: u64 = 10_000;
 
-/// How many runs of consumers are read at the same time.
+/// How many ranges of consumers, or feeds, are read at the same time.
 const RUNS: usize = 16;
 
-/// How many rows of one page are read.
+/// The maximum number of rows in one page.
 const PAGE_ROWS: usize = 1_000;
 
-/// About how many rows, of all shards of a feed, are read to find how far all of its consumers are behind.
+/// About how many rows are read, over all shards of a feed, to find out how far its consumers are behind.
 const TAIL_ROWS: usize = 40_000;
 
-/// The fewest of them in each shard.
+/// The minimum number of these rows in each shard.
 const TAIL_ROWS_MIN: usize = 16;
 
-/// The most positions from before these rows for which the oldest row is read, the oldest positions first.
+/// The maximum number of positions before these rows for which the oldest row is read, oldest positions first.
 const OLDEST_MAX: usize = 1_000;
 
-/// The most feeds for which the lag of consumers is read, notifications first.
+/// The maximum number of feeds for which the lag of consumers is read, notifications first.
 const FEEDS_MAX: usize = 100;
 
-/// Consumers by their names.
+/// The status of each consumer, by its name.
 pub(crate) type Consumers = BTreeMap<ConsumerName, ConsumerStatus>;
 
 /// The stored state of a consumer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ConsumerStatus {
-    /// Its name.
+    /// The name of the consumer.
     pub name: ConsumerName,
-    /// The database whose documents it follows; `None` if it follows the notifications.
+    /// The database whose documents the consumer follows; `None` if it follows the notifications.
     pub instance: Option<DbInstance>,
-    /// Its filter, for people.
+    /// The filter of the consumer, for display only.
     pub filter: String,
-    /// Where it began when it was created, or was last reset.
+    /// Where the consumer began when it was created or last reset.
     pub start: Cursor,
-    /// 1 at its creation, raised by each reset.
+    /// 1 when the consumer is created, raised by each reset.
     pub generation: u64,
-    /// Whether it is paused.
+    /// Whether the consumer is paused.
     pub is_paused: bool,
-    /// When it was created, in milliseconds since 1970.
+    /// When the consumer was created, in milliseconds since 1970.
     pub created_ms: u64,
-    /// The milliseconds without a member after which it is deleted; `None` for never.
+    /// The milliseconds without a member after which the consumer is deleted; `None` for never.
     pub expiry_ms: Option<u64>,
     /// How many of those milliseconds have passed, as far as the janitor has counted.
     pub memberless_ms: u64,
-    /// The nodes that are its members. Some may have died.
+    /// The nodes that are members of the consumer. Some may have died.
     pub members: Vec<NodeId>,
-    /// The shards that it reads, in the order of their ids.
+    /// The shards that the consumer reads, in the order of their ids.
     pub shards: Vec<ConsumerShard>,
-    /// A position that it has passed in all shards; tombstones after it are kept.
+    /// A position that the consumer has passed in all shards. Tombstones after it are kept.
     pub low_watermark: Sequence,
-    /// Whether it has deferred ids.
+    /// Whether the consumer has deferred ids.
     pub has_deferred: bool,
 }
 
@@ -94,13 +94,13 @@ pub struct ConsumerStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ConsumerShard {
-    /// The shard.
+    /// The id of the shard.
     pub shard: ShardId,
-    /// The node that owns it, alive or not; `None` if none does.
+    /// The node that owns the shard, alive or not; `None` if no node does.
     pub owner: Option<NodeId>,
-    /// Everything up to here is finished, or deferred.
+    /// The position up to which everything is finished or deferred.
     pub checkpoint: Sequence,
-    /// What fails there and holds the checkpoint, if this process works on the shard. Of shards of other processes only their lag is known.
+    /// What fails in the shard and holds the checkpoint back. Known only if this process works on the shard; the lag is known in any case.
     pub failing: Option<ShardFailure>,
 }
 
@@ -108,19 +108,19 @@ pub struct ConsumerShard {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ConsumerLag {
-    /// The shard.
+    /// The id of the shard.
     pub shard: ShardId,
-    /// The number of rows behind the checkpoint, wanted or not.
+    /// The number of rows after the checkpoint, wanted or not.
     pub rows: u64,
     /// Whether `rows` is exact; otherwise there are more.
     pub is_exact: bool,
-    /// The age of the oldest of these rows in milliseconds, by the wall clocks of the notifier and of this process. `None` if there is none,
-    /// and for rows without a time, such as documents.
+    /// The age of the oldest of these rows in milliseconds, by the wall clocks of the notifier and of this process. `None` if there are no
+    /// rows, and for rows without a time, such as documents.
     pub age_ms: Option<u64>,
 }
 
 impl ConsumerLag {
-    /// The most rows of a shard that are counted; fewer if a feed has more than four shards.
+    /// The maximum number of rows that are counted in a shard; fewer if the feed has more than four shards.
     pub const ROWS_MAX: u64 = 10_000;
 }
 
@@ -143,7 +143,7 @@ impl ConsumerStatus {
         }
     }
 
-    /// What needs attention, in words; `lag` is how far it is behind.
+    /// Returns what needs attention, in words. `lag` says how far the consumer is behind.
     pub fn troubles(&self, lag: &[ConsumerLag]) -> Vec<String> {
         let mut troubles = Vec::new();
         if self.is_paused {
@@ -173,7 +173,7 @@ impl ConsumerStatus {
             let minutes = lag.age_ms.unwrap_or_default() / 60_000;
             let late = format!("the oldest row of shard {} has waited for {minutes} min", lag.shard.0);
             troubles
-                .push(format!("{late}: nobody works on it, or the work is slow or fails, as its owner says"));
+                .push(format!("{late}: no node works on it, or the work is slow or fails: see its owner"));
         }
         if self.has_deferred {
             troubles.push("ids are deferred: their errors are in the list of deferred ids".to_owned());
@@ -187,7 +187,7 @@ impl ConsumerStatus {
         self.instance.map_or_else(FeedId::notifications, FeedId::documents)
     }
 
-    /// Adds who works for it, what fails in this process, and whether ids are deferred.
+    /// Adds which nodes work for the consumer, what fails in this process, and whether ids are deferred.
     pub(crate) fn add(&mut self, context: &Context, holdings: &Holdings, deferred: u64) {
         let pool = self.name.pool();
         self.members = holdings.nodes_with(&self.name.role()).to_vec();
@@ -200,12 +200,12 @@ impl ConsumerStatus {
         }
     }
 
-    /// The shards that it reads, or will read after a reshard, each with the position up to which nothing is left.
+    /// The shards that the consumer reads, or will read after a reshard, each with the position up to which nothing is left to do.
     fn positions(&self, topology: &Topology) -> Vec<(ShardId, Sequence)> {
         let low = self.low_watermark;
         let mut shards: Vec<_> =
             self.shards.iter().map(|shard| (shard.shard, shard.checkpoint.max(low))).collect();
-        // Rows of entries that it has not begun wait as well.
+        // Rows of topology entries that the consumer has not begun wait as well.
         if let Some((last, _)) = shards.last().copied() {
             let later = topology.entries().iter().filter(|entry| entry.shards().all(|shard| shard > last));
             shards.extend(later.flat_map(|entry| entry.shards().map(|shard| (shard, entry.first.before()))));
@@ -214,7 +214,7 @@ impl ConsumerStatus {
     }
 }
 
-/// The stored state of the consumer `only`, or of all of them, without what [`ConsumerStatus::add`] adds.
+/// Reads the stored state of the consumer `only`, or of all consumers, without what [`ConsumerStatus::add`] adds.
 pub(crate) async fn stored(tx: &Transaction, keys: &Keys, only: Option<&ConsumerName>) -> Result<Consumers> {
     let one = |key: Vec<u8>| KeyRange::key(&key);
     let [rows, checkpoints, low, idle] = match only {
@@ -258,7 +258,7 @@ pub(crate) async fn stored(tx: &Transaction, keys: &Keys, only: Option<&Consumer
     Ok(statuses)
 }
 
-/// How many ids these consumers have deferred, each up to [`DEFERRED_MAX`]; those with none are left out. They are in the order of their names.
+/// Counts the deferred ids of each consumer, up to [`DEFERRED_MAX`]; consumers without any are left out. `consumers` is sorted by name.
 pub(crate) async fn deferred(
     tx: &Transaction,
     keys: &Keys,
@@ -269,7 +269,7 @@ pub(crate) async fn deferred(
     Ok(try_join_all(runs).await?.into_iter().flatten().collect())
 }
 
-/// As [`deferred`], of the consumers from `first` to `last`.
+/// Does the same as [`deferred`], for the consumers from `first` to `last`.
 async fn deferred_in(
     tx: &Transaction,
     keys: &Keys,
@@ -294,7 +294,7 @@ async fn deferred_in(
             }
         }
         rest = read.after(&page);
-        // The rest of this consumer's keys changes nothing.
+        // Enough keys of this consumer were read: the rest is skipped.
         if let Some(name) = &current
             && (looked_at >= KEYS_MAX || counts.get(name).is_some_and(|count| *count >= DEFERRED_MAX))
         {
@@ -305,9 +305,9 @@ async fn deferred_in(
     Ok(counts)
 }
 
-/// How far all of `consumers` are behind, by shard. What it reads does not grow with their number, except for a read for each position that
-/// is far behind: the newest rows of each shard, back to the lowest position, or to a share of [`TAIL_ROWS`]. A consumer that is further
-/// behind has at least these rows before it. Left out are consumers whose feed is gone, and those of feeds beyond [`FEEDS_MAX`].
+/// Returns how far each of `consumers` is behind, by shard. It reads the newest rows of each shard, back to the lowest position, or a share
+/// of [`TAIL_ROWS`]. The cost does not grow with the number of consumers, except for a read per position that is far behind. A consumer
+/// that is further behind has at least these rows before it. Consumers whose feed is gone, or beyond [`FEEDS_MAX`], are left out.
 pub(crate) async fn lags(
     context: &Context,
     tx: &Transaction,
@@ -324,7 +324,7 @@ pub(crate) async fn lags(
     Ok(lags.into_iter().flatten().collect())
 }
 
-/// As [`lags`], of the consumers of one feed, at least one.
+/// Does the same as [`lags`], for one or more consumers of one feed.
 async fn lags_in(
     context: &Context,
     tx: &Transaction,
@@ -363,11 +363,11 @@ async fn lags_in(
     Ok(lags.collect())
 }
 
-/// The newest rows of a shard, the newest first.
+/// The newest rows of a shard, newest first.
 struct Tail {
     space: RowSpace,
     rows: Vec<(Sequence, Bytes)>,
-    /// Whether the rows reach to the lowest position that is asked for.
+    /// Whether the rows reach back to the lowest position that was asked for.
     is_whole: bool,
 }
 
@@ -398,7 +398,7 @@ impl Tail {
         self.rows.partition_point(|(sequence, _)| *sequence > position)
     }
 
-    /// Whether all rows after `position` are here.
+    /// Whether the tail has all rows after `position`.
     fn reaches(&self, position: Sequence) -> bool {
         self.is_whole || self.count(position) < self.rows.len()
     }
@@ -406,7 +406,7 @@ impl Tail {
 
 type Oldest = BTreeMap<(Sequence, ShardId), (Sequence, Bytes)>;
 
-/// The first rows after the positions to which the tails do not reach.
+/// Reads the first rows after those positions that the tails do not reach.
 async fn oldest_before(
     tx: &Transaction,
     positions: &[(ConsumerName, Vec<(ShardId, Sequence)>)],
@@ -429,14 +429,14 @@ async fn oldest_before(
     Ok(first.into_iter().flatten().collect())
 }
 
-/// How long ago a row was written. Rows of documents have no time, and one that cannot be decoded has none either.
+/// How long ago a row was written. `None` for rows of documents, which have no time, and for rows that cannot be decoded.
 fn age_ms(context: &Context, feed: &FeedId, sequence: Sequence, value: &[u8]) -> Option<u64> {
     let row = feed.instance().is_none().then(|| Notification::from_stored(sequence, value).ok())??;
     Some(context.env().wall_ms().saturating_sub(row.written_ms))
 }
 
 impl ConsumerHandle {
-    /// The state of the consumer. Fails with [`Error::NoConsumer`](crate::Error::NoConsumer).
+    /// Returns the state of the consumer. Fails with [`Error::NoConsumer`](crate::Error::NoConsumer).
     pub async fn status(&self) -> Result<ConsumerStatus> {
         let (keys, name) = (&self.context.keys, &self.name);
         let read = async |tx: Transaction| {
@@ -453,9 +453,9 @@ impl ConsumerHandle {
         self.context.store.run(read).await
     }
 
-    /// How far the consumer is behind in each shard that it reads, or will read after a reshard, in the order of their ids, even if no node
-    /// works for it.
-    /// Fails with [`Error::NoConsumer`](crate::Error::NoConsumer) and [`Error::NoFeed`](crate::Error::NoFeed).
+    /// Returns how far the consumer is behind in each shard that it reads, or will read after a reshard, in the order of the shard ids,
+    /// even if no node works for it. Fails with [`Error::NoConsumer`](crate::Error::NoConsumer) and
+    /// [`Error::NoFeed`](crate::Error::NoFeed).
     pub async fn lag(&self) -> Result<Vec<ConsumerLag>> {
         let read = async |tx: Transaction| {
             let stored = stored(&tx, &self.context.keys, Some(&self.name)).await?;

@@ -1,4 +1,4 @@
-//! [`ConsumerHandle`]: a consumer by its name, and what is stored of it.
+//! [`ConsumerHandle`]: a consumer by its name, and what is stored for it.
 
 use std::{fmt, sync::Arc};
 
@@ -32,7 +32,7 @@ impl fmt::Debug for ConsumerHandle {
     }
 }
 
-/// The key of a deferred id, its shard, its id and its value.
+/// A stored deferred id: its key, its shard, the id, and its value.
 pub(super) type StoredId = (Bytes, ShardId, Bytes, DeferredRow);
 
 impl ConsumerHandle {
@@ -40,7 +40,7 @@ impl ConsumerHandle {
         Ok(Self { context: Arc::clone(context), name: ConsumerName::new(name)? })
     }
 
-    /// The name.
+    /// The name of the consumer.
     pub fn name(&self) -> &ConsumerName {
         &self.name
     }
@@ -57,12 +57,12 @@ impl ConsumerHandle {
         read(tx, &self.context.keys.consumer(&self.name), isolation, ConsumerRow::from_bytes).await
     }
 
-    /// The row of a consumer that has to exist.
+    /// Reads the row of the consumer, which must exist.
     pub(super) async fn existing(&self, tx: &Transaction, isolation: Isolation) -> Result<ConsumerRow> {
         self.row(tx, isolation).await?.ok_or_else(|| self.missing())
     }
 
-    /// The checkpoint in `shard`; `None` if the consumer does not read it, or not yet.
+    /// The checkpoint in `shard`; `None` if the consumer does not read the shard, or does not read it yet.
     pub(super) async fn checkpoint_of(
         &self,
         tx: &Transaction,
@@ -73,7 +73,7 @@ impl ConsumerHandle {
         read(tx, &key, isolation, Cursor::from_bytes).await
     }
 
-    /// All checkpoints, by shard. By snapshot: they move all the time, and go back only with the consumer's row.
+    /// Reads all checkpoints, by shard. By snapshot, because they move all the time, and go back only if the consumer's row changes.
     pub(super) async fn checkpoints(&self, tx: &Transaction) -> Result<Vec<(ShardId, Cursor)>> {
         let keys = &self.context.keys;
         let rows = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
@@ -92,13 +92,13 @@ impl ConsumerHandle {
         changed(tx, &self.context.keys, &self.name.pool());
     }
 
-    /// A position that no shard has to begin before.
+    /// Reads the low watermark: no shard has to begin before it.
     pub(super) async fn low_watermark(&self, tx: &Transaction, isolation: Isolation) -> Result<Sequence> {
         let key = self.context.keys.low_watermark(&self.name);
         Ok(read(tx, &key, isolation, watermark).await?.unwrap_or(Sequence::MIN))
     }
 
-    /// The value of the key of a deferred id.
+    /// Reads the value of the key of a deferred id.
     pub(super) async fn deferred_at(
         &self,
         tx: &Transaction,
@@ -108,7 +108,7 @@ impl ConsumerHandle {
         read(tx, key, isolation, DeferredRow::from_bytes).await
     }
 
-    /// The deferred ids of a page, by snapshot, and where to read on.
+    /// Reads a page of deferred ids, by snapshot, and returns where to continue.
     pub(super) async fn deferred_page(
         &self,
         tx: &Transaction,
@@ -125,7 +125,7 @@ impl ConsumerHandle {
     }
 }
 
-/// The decoded value of `key`.
+/// Reads and decodes the value of `key`.
 async fn read<T>(
     tx: &Transaction,
     key: &[u8],

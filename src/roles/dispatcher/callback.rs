@@ -1,5 +1,5 @@
-//! [`Callback`]: a task that calls a user's function with each item of a subscription; its [`RestartPolicy`] and its
-//! [`CallbackHandle`]. The subscription survives a panic of the function, so that the next function gets the same item again.
+//! [`Callback`]: a task that calls a user's function with each item of a subscription, with its [`RestartPolicy`] and [`CallbackHandle`].
+//! The subscription survives a panic of the function, so that the next function gets the same item again.
 
 use std::{
     convert::identity, fmt, future::poll_fn, panic::AssertUnwindSafe, sync::Arc, task::Poll, time::Duration,
@@ -22,15 +22,15 @@ use crate::base::{
     error::{Error, Result, panic_text},
 };
 
-/// What happens after a callback has panicked.
+/// What happens after a callback panics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RestartPolicy {
-    /// The pause before another callback is made; longer after each further panic, until an item is worked on. Default: 100 ms.
+    /// The pause before another callback is made. It grows with each further panic, until a callback finishes an item. Default: 100 ms.
     pub pause_min: Duration,
     /// The longest pause. Default: 30 s.
     pub pause_max: Duration,
-    /// How often an item on which the callback panics is tried before it is skipped. Default: 3.
+    /// How many times an item on which the callback panics is tried before it is skipped. Default: 3.
     pub attempts_max: u32,
 }
 
@@ -55,7 +55,7 @@ impl RestartPolicy {
     }
 }
 
-/// The handle on a callback. Dropping it ends the callback at its next await; [`CallbackHandle::stop`] lets the present call return.
+/// The handle of a callback. Dropping it ends the callback at its next await; [`CallbackHandle::stop`] lets the current call return.
 #[must_use = "dropping the handle ends the callback"]
 pub struct CallbackHandle {
     state: Arc<SubscriberState>,
@@ -65,46 +65,46 @@ pub struct CallbackHandle {
 
 #[derive(Default)]
 struct Progress {
-    /// What the callback has worked on, updated while a caller waits for more.
+    /// How far the callback has worked, updated only while a caller waits for more.
     worked_to: watch::Sender<Knowledge>,
-    /// Its cursor, once it has ended.
+    /// The cursor of the callback, once it has ended.
     ended: watch::Sender<Option<Cursor>>,
 }
 
 impl CallbackHandle {
-    /// The id of the subscriber: [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe) ends it, after the present call.
+    /// The id of the subscriber: [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe) ends it, after the current call.
     pub fn id(&self) -> SubscriberId {
         self.state.id
     }
 
-    /// Waits until it has worked on everything up to `at`, a position that
-    /// [`Dispatcher::wait_until`](crate::Dispatcher::wait_until) has returned. Returns false if it ended before that.
+    /// Waits until the callback has worked on everything up to `at`, a position that
+    /// [`Dispatcher::wait_until`](crate::Dispatcher::wait_until) returned. Returns false if the callback ends before that.
     pub async fn wait_until(&self, at: Sequence) -> bool {
         let at = Knowledge::UpTo(at);
         let mut worked_to = self.progress.worked_to.subscribe();
-        // From now on it reports its progress.
+        // The callback reports its progress from now on.
         self.state.waker.wake();
         let waited = worked_to.wait_for(|known| *known >= at || self.is_finished()).await;
         waited.is_ok_and(|known| *known >= at)
     }
 
-    /// Asks it to end after the present call, and waits until it has ended. Returns its cursor: a subscription that starts there misses
-    /// nothing, and one with another filter neither if it starts at [`Cursor::rewound`]. A callback must not wait for itself; it can call
-    /// [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe).
+    /// Asks the callback to end after the current call, and waits until it has ended. Returns its cursor: a subscription that starts there
+    /// misses nothing. With another filter it misses nothing if it starts at [`Cursor::rewound`]. A callback must not wait for its own end;
+    /// it can call [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe).
     pub async fn stop(&self) -> Cursor {
         self.state.end();
         self.state.waker.wake();
         self.finished().await
     }
 
-    /// Waits until it has ended for any reason, and returns its cursor.
+    /// Waits until the callback has ended, for whatever reason, and returns its cursor.
     pub async fn finished(&self) -> Cursor {
         let mut ended = self.progress.ended.subscribe();
         let ended = ended.wait_for(Option::is_some).await.expect("the sender is here");
         ended.expect("it was just there")
     }
 
-    /// Whether it has ended.
+    /// Whether the callback has ended.
     pub fn is_finished(&self) -> bool {
         self.progress.ended.borrow().is_some()
     }
@@ -136,7 +136,7 @@ pub(super) struct Callback<F> {
     policy: RestartPolicy,
     in_batches: bool,
     in_hand: Option<InHand>,
-    /// Panics since it has last finished something.
+    /// Panics since the callback last finished an item.
     panics: Failures,
 }
 
@@ -187,7 +187,7 @@ where
         }
     }
 
-    /// The item in hand, or the next one; `None` once the subscription has ended.
+    /// Returns the item in hand, or the next one; `None` once the subscription has ended.
     async fn next(&mut self) -> Option<BatchItem> {
         while self.in_hand.is_none() {
             let (source, progress, in_batches) = (&mut self.source, &self.progress, self.in_batches);
@@ -197,7 +197,7 @@ where
                 match &polled {
                     // The cursor may have moved without an item.
                     Poll::Pending => progress.note(source),
-                    // One that has to forget what it knew has reached nothing any more, also for those who ask later.
+                    // An expired subscriber has to forget what it knew. Reset its progress, even for callers that ask later.
                     Poll::Ready(Some(Item::Expired { .. })) => {
                         progress.worked_to.send_replace(Knowledge::Nothing);
                     }
@@ -207,12 +207,12 @@ where
             });
             match catch(receive).await {
                 Ok(item) => self.in_hand = Some(InHand { item: item?, attempts: 0 }),
-                // A predicate of the filter has panicked. It has seen the row, the callback has not, and the next row follows.
+                // A predicate of the filter panicked. The callback does not get the row that it judged, and the next row follows.
                 Err(text) => self.note_panic(&text),
             }
         }
         let is_ended = self.source.reader.state.is_ended();
-        // The last item says that the bus is gone: it comes after the end.
+        // The last item, which reports that the bus is gone, comes even after the end.
         let is_wanted = |in_hand: &&InHand| !is_ended || matches!(in_hand.item, Item::Failed(_));
         self.in_hand.as_ref().filter(is_wanted).map(|in_hand| in_hand.item.clone())
     }
@@ -224,7 +224,7 @@ where
         context.stats.health.panicked(context.env(), &who, text);
     }
 
-    /// Skips the item in hand if the callback has panicked on it as often as allowed.
+    /// Skips the item in hand if the callback has panicked on it as many times as the policy allows.
     fn pass_over(&mut self) {
         let attempts_max = self.policy.attempts_max;
         let skipped = self.in_hand.take_if(|in_hand| in_hand.attempts >= attempts_max);
@@ -251,7 +251,7 @@ where
         let mut pause = env.sleep(self.panics.again(&pauses, Duration::ZERO, &env));
         let state = &self.source.reader.state;
         poll_fn(|context| {
-            // What ends the subscriber wakes it.
+            // Whatever ends the subscriber also wakes it.
             state.waker.register(context.waker());
             if state.is_ended() { Poll::Ready(()) } else { pause.poll_unpin(context) }
         })
@@ -260,7 +260,7 @@ where
 }
 
 impl Progress {
-    /// Reports up to where everything was worked on, if a caller waits for that.
+    /// Reports how far the callback has worked, if a caller waits for that.
     fn note(&self, source: &mut Source) {
         if self.worked_to.receiver_count() > 0 {
             self.worked_to.send_replace(source.cursor().knowledge());

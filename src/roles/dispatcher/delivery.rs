@@ -22,10 +22,10 @@ use crate::{
     state::notification_feed::ChangedDdocs,
 };
 
-/// Bytes of names after which a batch takes no further row.
+/// A batch takes no further row once its names have this many bytes.
 const BATCH_BYTES_MAX: usize = 32 * 1024;
 
-/// How many of `rows` go into one batch. Batches are small, because an idle subscriber holds one.
+/// Returns how many of `rows` go into one batch. Batches are small, because an idle subscriber holds one.
 pub(super) fn batch_len(rows: &[Arc<Notification>], rows_max: usize) -> usize {
     let mut bytes = 0;
     let fits = |row: &&Arc<Notification>| {
@@ -39,11 +39,11 @@ pub(super) fn batch_len(rows: &[Arc<Notification>], rows_max: usize) -> usize {
 /// Rows of the feed, read by the tail or by a subscriber that catches up.
 pub(crate) struct Batch {
     pub rows: Vec<Arc<Notification>>,
-    /// Where the reading began that the batch is part of: every receiver of the batch knew at least this.
+    /// The start of the reading that the batch is part of: every receiver of the batch knew at least this much.
     pub since: Cursor,
     /// The batch covers the feed up to here.
     pub to: Sequence,
-    /// What could be read when it was read. If that is `to`, the reading ends here, and a receiver then knows everything up to `to`.
+    /// How far the feed could be read at the time. If that is `to`, the reading ends here, and a receiver then knows everything up to `to`.
     pub readable: Sequence,
     /// Values computed from the batch once for all receivers.
     #[cfg(feature = "http")]
@@ -79,7 +79,7 @@ impl Batch {
         new
     }
 
-    /// The cursor of a reader whose reading began at `since` and that was delivered the whole batch.
+    /// Returns the cursor of a reader whose reading began at `since` and that has received the whole batch.
     pub fn cursor_after(&self, since: Cursor) -> Cursor {
         if let (Knowledge::UpTo(known), true) = (since.knowledge(), self.to == self.readable) {
             // The reader may know more than the batch covers.
@@ -88,7 +88,7 @@ impl Batch {
         self.cursor_at(since, self.to)
     }
 
-    /// The cursor of a reader whose reading began at `since` and that was delivered the rows of the batch up to `to`.
+    /// Returns the cursor of a reader whose reading began at `since` and that has received the rows of the batch up to `to`.
     fn cursor_at(&self, since: Cursor, to: Sequence) -> Cursor {
         let readable = since.readable().max(Some(self.readable)).unwrap_or(self.readable);
         let began = since.began().unwrap_or(self.readable);
@@ -114,14 +114,14 @@ pub(super) fn of_mark(mark: Mark) -> Sequence {
     Sequence::from_bytes(&bytes[..Sequence::MIN.as_bytes().len()]).expect("it was one")
 }
 
-/// Rows of a batch, in order; mostly one.
+/// Indices of rows in a batch, in order; usually there is one.
 pub(super) type Indices = SmallVec<[u32; 4]>;
 
 /// The rows of a batch that a pattern matches, or that are delivered.
 #[derive(Debug, Clone)]
 pub(super) struct Matched {
     pub batch: Arc<Batch>,
-    /// All of them if `None`.
+    /// The indices of these rows; `None` for all rows of the batch.
     pub chosen: Option<Indices>,
 }
 
@@ -135,7 +135,7 @@ impl Matched {
         self.chosen.as_ref().map_or(self.batch.rows.len(), SmallVec::len)
     }
 
-    /// The index in the batch of the row number `place`.
+    /// Returns the index in the batch of the row at `place`.
     #[inline]
     pub fn index_of(&self, place: usize) -> u32 {
         self.chosen.as_ref().map_or(place as u32, |indices| indices[place])
@@ -185,10 +185,10 @@ impl Content {
     }
 }
 
-/// Deliveries that come together. Each is of another database, with one exception: in a round, a database that was deleted and created
+/// Deliveries that come together. Each is for a different database, with one exception: in a round, a database that was deleted and created
 /// again can come twice, first with its tombstone.
 ///
-/// Iterating it by reference copies no row:
+/// Iterating over a reference copies no rows:
 ///
 /// ```
 /// # fn example(batch: notibus::dispatcher::DeliveryBatch) {
@@ -203,7 +203,7 @@ impl Content {
 #[derive(Clone)]
 pub struct DeliveryBatch {
     all: Arc<Content>,
-    /// The part of `all` that this batch is, from `start` to before `end`. It is not empty when it is delivered.
+    /// This batch is the part of `all` from `start` up to, but not including, `end`. It is not empty when it is delivered.
     start: u32,
     end: u32,
 }
@@ -236,7 +236,7 @@ impl DeliveryBatch {
         Delivery { batch: Arc::clone(&self.all), index: self.start as usize + index }
     }
 
-    /// Takes the first delivery of `left` from it, as a batch of its own.
+    /// Removes the first delivery from `left`, and returns it as a batch of its own.
     #[inline]
     pub(super) fn take_first(left: &mut Option<Self>) -> Option<Self> {
         let rest = left.as_mut()?;
@@ -263,7 +263,7 @@ impl DeliveryBatch {
         self.all.cursor_after(self.end.min(self.start.saturating_add(count as u32)) as usize)
     }
 
-    /// The deliveries for which `is_wanted` is true, in order, with their changed design documents.
+    /// Returns the deliveries for which `is_wanted` is true, in order, with their changed design documents.
     pub(super) fn with_ddocs(
         &self,
         ddocs: Vec<Arc<ChangedDdocs>>,
@@ -277,7 +277,7 @@ impl DeliveryBatch {
         Self::new(all)
     }
 
-    /// The batch of rows, if this is the whole batch as other subscribers receive it, too.
+    /// Returns the batch of rows, if this is the whole batch, as other subscribers also receive it.
     #[cfg(feature = "http")]
     pub(crate) fn whole(&self) -> Option<&Arc<Batch>> {
         let Content { rows: Matched { batch, chosen, .. }, since, .. } = &*self.all;
@@ -329,8 +329,8 @@ impl ExactSizeIterator for Iter<'_> {}
 
 /// A row as news to one subscriber. Clones are cheap.
 ///
-/// A database is known by its name. If several instances had the name one after the other, the news say that the last one
-/// before the present one is deleted, whichever of them the subscriber knew.
+/// A database is known by its name. If several instances had the name in turn, the news says that the one before the current instance is
+/// deleted, whichever of them the subscriber knew.
 #[derive(Clone)]
 pub struct Delivery {
     batch: Arc<Content>,
@@ -382,7 +382,7 @@ macro_rules! delivery {
                 self.notification().news_since(self.batch.since)
             }
 
-            /// The cursor at which the present reading began. A subscriber that starts again from here misses nothing, and may get
+            /// The cursor at which the current reading began. A subscriber that starts again from here misses nothing, and may get
             /// deliveries of this reading again.
             pub fn since(&self) -> Cursor {
                 self.batch.since.rewound()
@@ -395,9 +395,9 @@ macro_rules! delivery {
                 self.notification().sequence
             }
 
-            /// The design documents of the database that were written or deleted since the subscriber knew it, as far as producers
-            /// recorded their ids, each with the sequence of the notification that brought it. `None` unless the subscription asked
-            /// for them ([`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs)).
+            /// The design documents of the database that were written or deleted since the state that the subscriber knew, as far as
+            /// producers recorded their ids, each with the sequence of the notification that reported it. `None` unless the subscription
+            /// asked for them ([`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs)).
             ///
             /// They are read after the row, so they include later changes, which will be delivered again. Other design documents may have
             /// changed as well if [`may_be_any_ddoc`](Self::may_be_any_ddoc) is true.
@@ -405,8 +405,8 @@ macro_rules! delivery {
                 self.batch.changed(self.index).map(|changed| &changed.ids[..])
             }
 
-            /// Whether an unknown design document has changed: a producer has not recorded its id,
-            /// the ids were not asked for, or the database is deleted by now.
+            /// Whether an unknown design document may have changed: a producer did not record its id, the ids were not asked for, or the
+            /// database has been deleted since.
             pub fn may_be_any_ddoc(&self) -> bool {
                 let changed = self.batch.changed(self.index);
                 let ids_say_all =
@@ -414,7 +414,7 @@ macro_rules! delivery {
                 self.news().kinds().contains(EventKind::DdocUpdated) && !ids_say_all
             }
 
-            /// Indices of the filters in the subscriber's set ([`Filter::any`](crate::Filter::any)) that want this delivery. Only 0 if
+            /// The indices of the filters in the subscriber's set ([`Filter::any`](crate::Filter::any)) that want this delivery. Just 0 if
             /// the subscriber has no set.
             pub fn wanted_by(&self) -> Vec<usize> {
                 let Some((set, kinds)) = &self.batch.filters else { return vec![0] };
@@ -434,14 +434,14 @@ macro_rules! delivery {
 delivery!([] Delivery, '_, |delivery| delivery.batch.rows.row(delivery.index));
 delivery!(['a] DeliveryRef<'a>, 'a, |delivery| delivery.row);
 
-/// What a subscription yields: a delivery, or a batch of them, or what happened to the subscription itself. After each item the
-/// subscription goes on, except after [`Item::Failed`] with [`Error::BusGone`].
+/// What a subscription yields: a delivery, a batch of deliveries, or something that happened to the subscription itself. The subscription
+/// continues after each item, except after [`Item::Failed`] with [`Error::BusGone`].
 #[derive(Debug, Clone)]
 pub enum Item<T = Delivery> {
-    /// A row as news, or a batch of such.
+    /// A row as news, or a batch of such rows.
     Delivery(T),
-    /// The first scan of a subscriber that began with nothing is complete: all databases that it wants, as they were at `at`, have
-    /// been delivered. It comes once per subscriber, and again after each [`Item::Expired`].
+    /// The first scan of a subscriber that began with nothing is complete: all databases that it wants, as they were at `at`, have been
+    /// delivered. This item comes once per subscriber, and again after each [`Item::Expired`].
     CaughtUp {
         /// The end of the scan.
         at: Sequence,
@@ -453,10 +453,10 @@ pub enum Item<T = Delivery> {
         /// The position at which it continues.
         to: Sequence,
     },
-    /// The subscriber was away for so long that rows it has not seen may have been deleted: databases that it knows
-    /// may be gone. It should forget what it knows. It starts again from nothing, with every database that it wants.
+    /// The subscriber was away for so long that rows it has not seen may have been deleted: databases that it knows may be gone. The
+    /// subscriber should forget what it knows. It starts again from nothing, with every database that it wants.
     Expired {
-        /// Content up to here may have been deleted.
+        /// Rows up to here may have been deleted.
         horizon: Sequence,
     },
     /// The feed could not be read. The subscriber keeps its cursor, and tries again a second later. After [`Error::BusGone`] the
@@ -464,16 +464,16 @@ pub enum Item<T = Delivery> {
     Failed(Error),
 }
 
-/// An [`Item`] of batches.
+/// An [`Item`] whose deliveries come in batches.
 pub type BatchItem = Item<DeliveryBatch>;
 
 impl<T> Item<T> {
-    /// The delivery; `None` if it is another item.
+    /// Returns the delivery; `None` for any other item.
     pub fn into_delivery(self) -> Option<T> {
         self.sorted().ok().flatten()
     }
 
-    /// The delivery, `None` for [`Item::CaughtUp`], or the trouble.
+    /// Returns the delivery, `None` for [`Item::CaughtUp`], or the trouble as the error.
     pub(super) fn sorted(self) -> Result<Option<T>, Trouble> {
         match self {
             Self::Delivery(delivery) => Ok(Some(delivery)),
@@ -495,10 +495,10 @@ impl<T> Item<T> {
     }
 }
 
-/// What a loop over [deliveries alone](crate::dispatcher::Subscribe::deliveries) has to handle besides them.
+/// What a loop over [deliveries alone](crate::dispatcher::Subscribe::deliveries) has to handle in addition.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Trouble {
-    /// See [`Item::Lagged`]: what is derived from deliveries may be stale for databases that changed in between.
+    /// See [`Item::Lagged`]: data derived from deliveries may be stale for databases that changed in between.
     #[error("skipped everything between {from} and {to}")]
     Lagged {
         /// The last position up to which the subscriber knew everything.
@@ -506,10 +506,10 @@ pub enum Trouble {
         /// The position at which it continues.
         to: Sequence,
     },
-    /// See [`Item::Expired`]: forget what was derived from deliveries. Every wanted database is delivered again.
+    /// See [`Item::Expired`]: discard all data derived from deliveries. Every wanted database is delivered again.
     #[error("rows up to {horizon} may have been dropped unseen: every database is delivered again")]
     Expired {
-        /// Content up to here may have been deleted.
+        /// Rows up to here may have been deleted.
         horizon: Sequence,
     },
     /// See [`Item::Failed`]: nothing is lost, and the subscription tries again, unless it ends with [`Error::BusGone`].

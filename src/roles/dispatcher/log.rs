@@ -1,5 +1,5 @@
-//! [`Log`]: the batches of the ring that have rows which a pattern matches, and the subscribers that wait for more; and
-//! [`SubscriberState`]: how a subscriber is woken.
+//! [`Log`]: the batches of the ring with rows that a pattern matches, and the subscribers that wait for more; and [`SubscriberState`]: how
+//! a subscriber is woken.
 //!
 //! Batches of the ring have ascending numbers. The tail appends an entry for each batch that matches; the entry has the matching
 //! rows. Each subscriber reads the log from its own place on.
@@ -18,14 +18,14 @@
 //!
 //! # Invariants
 //!
-//! 1. No wake is lost. A subscriber registers its waker, then joins the waiting list; (b) and (2) exclude each other. So a subscriber
-//!    on the list joined it before the next entry was appended, and that append wakes it. One that was on the list before it registered
-//!    its waker looks at the list afterwards: either it is still there, and the next append wakes it, or it reads the log. So it takes
-//!    the lock of the log, for which all subscribers of the pattern compete, once for each wake.
+//! 1. No wake is lost. A subscriber registers its waker, then joins the waiting list; (b) and (2) exclude each other. So a subscriber on
+//!    the list joined it before the next entry was appended, and that append wakes it. A subscriber that was on the list before it
+//!    registered its waker checks the list afterwards: either it is still there, and the next append wakes it, or it reads the log. So a
+//!    subscriber takes the lock of the log, for which all subscribers of the pattern compete, only once per wake.
 //! 2. (c) skips nothing. The end of the ring moves last. So a subscriber that has read the end, and then finds no entry from its place
 //!    on, has none before that end.
 //! 3. A subscriber is on the list at most once, so an append wakes it at most once.
-//! 4. A subscriber that was taken off the list has missed nothing before the entry that took it, and [`Mark`] gives the begin of that
+//! 4. A subscriber that was taken off the list has missed nothing before the entry that took it, and [`Mark`] gives the beginning of that
 //!    entry. However late the subscriber polls, and whatever has left the ring by then, it knows everything up to there.
 
 use std::{collections::VecDeque, fmt};
@@ -57,10 +57,10 @@ impl fmt::Display for SubscriberId {
 pub struct SubscriberState {
     pub id: SubscriberId,
     is_ended: AtomicBool,
-    /// Its number in the waiting list of the log, from 1 on, or 0 if it is not on it; changed under the lock of the log only.
+    /// The subscriber's number in the waiting list of the log, from 1 on, or 0 if it is not listed. Changed only under the lock of the log.
     listed: AtomicU32,
-    /// While it is on the list: a place from which on there was no entry when it joined. Afterwards: the beginning of the entry that took
-    /// it off. Changed only under the lock of the log.
+    /// While the subscriber is on the list: a place at or after which there was no entry when it joined. Afterwards: the beginning of the
+    /// entry that took it off. Changed only under the lock of the log.
     mark: [AtomicU64; 2],
     /// Wakes the subscriber's task. The waker is the subscriber's own code, and may panic.
     pub waker: AtomicWaker,
@@ -81,9 +81,9 @@ impl SubscriberState {
         self.is_ended.load(Ordering::Acquire)
     }
 
-    /// Whether it is on the list, and the log has no entry from `batch_number` on, or is about to wake it.
+    /// Whether the subscriber is on the list, and the log has no entry from `batch_number` on or is about to wake the subscriber.
     fn waits(&self, batch_number: u64) -> bool {
-        // An append may put its own mark here in between: then it wakes the subscriber afterwards.
+        // An append may store its own mark between the two loads. In that case it wakes the subscriber afterwards.
         self.listed.load(Ordering::Acquire) != 0 && self.mark[0].load(Ordering::Relaxed) <= batch_number
     }
 
@@ -96,18 +96,18 @@ impl SubscriberState {
     }
 }
 
-/// The first entry of a log from a place on.
+/// The first entry of a log at or after a place.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry<P> {
     pub number: u64,
     pub content: P,
-    /// How many rows the entries after it have: 0 if there is none.
+    /// How many rows the entries after it have: 0 if there are no such entries.
     pub rows_after: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Empty {
-    /// There is none yet.
+    /// There is no entry yet.
     Nothing,
     /// The entry has left the ring, or may have left it.
     Behind,
@@ -121,13 +121,13 @@ struct State<P> {
     entries: VecDeque<Slot<P>>,
     /// Batches before this number may have left the ring, or were never matched.
     begin: u64,
-    /// Subscribers that wait for the next entry; mostly there is one.
+    /// Subscribers that wait for the next entry; usually there is one.
     waiting: SmallVec<[Arc<SubscriberState>; 1]>,
 }
 
 struct Slot<P> {
     number: u64,
-    /// How many rows this entry and those before it have, counted from any.
+    /// How many rows this entry and the entries before it have, counted from an arbitrary start.
     rows: u64,
     content: P,
 }
@@ -138,13 +138,13 @@ impl<P: Clone> Log<P> {
         Self(Mutex::new(State { entries: VecDeque::new(), begin, waiting: SmallVec::new() }))
     }
 
-    /// No holder of the lock can panic in the middle of a change.
+    /// Locks the state. It ignores poisoning, because no holder of the lock can panic in the middle of a change.
     fn state(&self) -> MutexGuard<'_, State<P>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends the batch `number`, which comes after all others and begins at `begin`; `rows` of it match, at least one. Adds the waiting
-    /// subscribers to `woken`.
+    /// Appends the batch `number`, which comes after all others and begins at `begin`. `rows` is how many of its rows match, at least one.
+    /// Adds the waiting subscribers to `woken`.
     pub fn append(
         &self,
         number: u64,
@@ -166,7 +166,7 @@ impl<P: Clone> Log<P> {
             state.begin = number + 1;
         }
         if state.entries.is_empty() {
-            // The pattern may not match again for long.
+            // Free the memory: the pattern may not match again for a long time.
             state.entries = VecDeque::new();
         }
     }
@@ -185,7 +185,7 @@ impl<P: Clone> Log<P> {
         self.state().begin
     }
 
-    /// Up to `count` entries from `batch_number` on, with their numbers. It waits for none.
+    /// Returns up to `count` entries from `batch_number` on, with their numbers. It does not wait for entries.
     pub fn read_many(&self, batch_number: u64, count: usize) -> Result<Vec<(u64, P)>, Empty> {
         let state = self.state();
         let first = state.place_of(batch_number)?;
@@ -199,8 +199,8 @@ impl<P: Clone> Log<P> {
         batch_number < state.begin || state.entries.back().is_some_and(|newest| newest.number >= batch_number)
     }
 
-    /// The first entry from `batch_number` on. If there is none, or none after it, the next append wakes `subscriber`, whose waker is
-    /// registered.
+    /// Returns the first entry from `batch_number` on. If there is none, or none after it, the next append wakes `subscriber`, whose waker
+    /// is registered.
     pub fn read_or_wait(
         &self,
         batch_number: u64,
@@ -233,8 +233,8 @@ impl<P: Clone> Log<P> {
         is_empty
     }
 
-    /// The begin of the entry that took `subscriber` off the list: it has missed nothing before. All zeros if none has, or if it is on
-    /// the list again.
+    /// Returns the beginning of the entry that took `subscriber` off the list: the subscriber has missed nothing before it. All zeros if no
+    /// entry has, or if the subscriber is on the list again.
     pub fn taken_at(&self, subscriber: &SubscriberState) -> Mark {
         let _unchanged = self.state();
         if subscriber.listed.load(Ordering::Relaxed) != 0 {
@@ -256,12 +256,12 @@ impl<P: Clone> Log<P> {
 }
 
 impl<P: Clone> State<P> {
-    /// The index of the first entry from `batch_number` on; the number of entries if there is none yet.
+    /// Returns the index of the first entry from `batch_number` on; the number of entries if there is none yet.
     fn place_of(&self, batch_number: u64) -> Result<usize, Empty> {
         if batch_number < self.begin {
             return Err(Empty::Behind);
         }
-        // The entry is mostly among the last ones.
+        // The entry is usually among the last ones.
         let is_first = |index: &usize| *index == 0 || self.entries[index - 1].number < batch_number;
         let near = (0..=self.entries.len()).rev().take(NEAR).find(is_first);
         Ok(near.unwrap_or_else(|| self.entries.partition_point(|entry| entry.number < batch_number)))
@@ -275,7 +275,7 @@ impl<P: Clone> State<P> {
         Ok(Entry { number: entry.number, content: entry.content.clone(), rows_after: last.rows - entry.rows })
     }
 
-    /// Puts `subscriber` on the waiting list, unless it is there. There is no entry from `from` on.
+    /// Puts `subscriber` on the waiting list, unless it is already there. The log has no entry from `from` on.
     fn list(&mut self, subscriber: &Arc<SubscriberState>, from: u64) {
         let mut listed = subscriber.listed.load(Ordering::Relaxed) as usize;
         if listed == 0 {

@@ -2,10 +2,10 @@
 //!
 //! One task, the tail, appends what it reads, in batches, to a ring ([`shared`]). Each batch is matched once: every distinct pattern of the
 //! subscribers ([`patterns`]) has a [`log`] of the rows that it matches, found by the names of the rows. A subscriber is a cursor
-//! ([`reader`]) on the log of its pattern; one pattern matches everything, for those that want everything or have a predicate. So a
-//! subscriber without matching rows costs nothing, and is never behind. Where the ring does not reach, it reads the feed from its cursor,
-//! which is bounded and complete, and slows down no other. One for which more than a page waits takes a round ([`newest`]), which has each
-//! database once. The news of a delivery are derived from a row and the subscriber's *own* cursor.
+//! ([`reader`]) on the log of its pattern; one pattern matches everything, for subscribers that want everything or have a predicate. So a
+//! subscriber without matching rows costs nothing, and is never behind. Where the ring does not reach, a subscriber reads the feed from its
+//! cursor, which is bounded and complete, and slows down no other subscriber. A subscriber for which more than a page waits takes a round
+//! ([`newest`]), which has each database once. The news of a delivery is derived from a row and the subscriber's *own* cursor.
 //!
 //! # Memory
 //!
@@ -15,8 +15,8 @@
 //!
 //! # Restarts
 //!
-//! The subscribers are kept apart from the tail: a tail that panics is started again where it was, and a dispatcher that
-//! is suspended ([`Dispatcher::suspend`]) and resumed keeps its subscribers.
+//! The subscribers are kept apart from the tail: a tail that panics is restarted where it was, and a dispatcher that is suspended
+//! ([`Dispatcher::suspend`]) and resumed keeps its subscribers.
 
 mod callback;
 mod delivery;

@@ -1,13 +1,13 @@
-//! [`Newest`]: the newest row of each name among the batches of a log, for subscribers that take a *round*: all that waits for them,
+//! [`Newest`]: the newest row of each name among the batches of a log, for subscribers that take a *round*: everything that waits for them,
 //! each database once.
 //!
-//! Rounds are taken by subscribers with a pace, and by those for which more than a page waits in the ring. All of them that have equal
-//! patterns share one index. It exists while one of them is slow, so a subscriber that keeps up costs and waits for nothing here. An
-//! entry of the log is read once, however many subscribers are slow. While no row that waits has a newer one, a slow subscriber goes on
-//! batch by batch, by reference.
+//! Rounds are taken by subscribers with a pace, and by those for which more than a page waits in the ring. Those with equal patterns share
+//! one index. It exists only while one of them is slow, so a subscriber that keeps up costs nothing here and waits for nothing. An entry of
+//! the log is read once, however many subscribers are slow. While no waiting row has a newer one, a slow subscriber continues batch by
+//! batch, by reference.
 //!
-//! A round is a reading, as one of the feed is: its rows come in pages, in order. A row that gets a newer one before it was taken is not
-//! taken any more. So the reader's knowledge stays where it was until the round is complete.
+//! A round is a reading, like a reading of the feed: its rows come in pages, in order. A row that gets a newer one before it is taken is no
+//! longer taken. So the reader's knowledge stays where it was until the round is complete.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -27,11 +27,11 @@ const ENTRIES_MAX: usize = 1_024;
 pub(super) struct Newest {
     /// The rows of the read entries, in order.
     rows: VecDeque<Slot>,
-    /// The place of the first of them. Rows are added at both ends, and places do not change.
+    /// The place of the first row. Rows are added at both ends, and places do not change.
     first: u64,
     /// The place of the newest row of each name. Callers choose the names, so the hashes are seeded.
     names: HashMap<DbName, u64, foldhash::fast::RandomState>,
-    /// The entries of the log from batch number `begin` to before `end` are read.
+    /// The entries of the log from batch number `begin` to before `end` have been read.
     begin: u64,
     end: u64,
     /// The cursor at the end.
@@ -42,9 +42,9 @@ pub(super) struct Newest {
 
 struct Slot {
     at: Sequence,
-    /// The number of its batch.
+    /// The number of the row's batch.
     number: u64,
-    /// `None` once a newer one of the name covers it.
+    /// `None` once a newer row of the same name covers it.
     row: Option<Arc<Notification>>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Page {
 }
 
 impl Newest {
-    /// The first rows after `after`, up to `rows_max`.
+    /// Returns the first rows after `after`, at most `rows_max`.
     pub fn page(&self, after: Sequence, rows_max: usize) -> Page {
         let begin = self.rows.partition_point(|slot| slot.at <= after);
         let mut slots = self.rows.range(begin..);
@@ -76,8 +76,8 @@ impl Newest {
         }
     }
 
-    /// Reads the entries of `log` from `batch_number` on that it has not read, and drops what has left the ring, which begins at `begin`. The
-    /// caller has read `begin` under the lock of this index, so nothing later was dropped.
+    /// Reads the entries of `log` from `batch_number` on that are not in the index yet, and drops rows that have left the ring, which
+    /// begins at `begin`. The caller has read `begin` under the lock of this index, so nothing later was dropped.
     pub fn read(
         &mut self,
         log: &Log<Matched>,
@@ -161,7 +161,7 @@ impl Newest {
     }
 }
 
-/// Whether a reader that is given `newer` and not `older`, of the same name, learns of each deletion. Once the janitor has dropped a
+/// Whether a reader that gets `newer` instead of `older`, a row of the same name, learns of every deletion. Once the janitor has dropped a
 /// tombstone, later rows of the name do not show the deletion.
 fn covers(newer: &Notification, older: &Notification) -> bool {
     let last_deletion =
@@ -180,8 +180,8 @@ mod tests {
         roles::dispatcher::delivery::{Batch, to_mark},
     };
 
-    /// Regression: while a reader was about to take its next page, the tail pushed that page out of the ring, and the index that it shared with
-    /// others dropped the rows. So it went on behind them, and never got them.
+    /// Regression: while a reader was about to take its next page, the tail pushed that page out of the ring, and the index that it shared
+    /// with others dropped the rows. So the reader continued after them, and never got them.
     #[test]
     fn a_reader_whose_rows_have_left_the_ring_is_behind() {
         let at = |version| Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
@@ -194,7 +194,7 @@ mod tests {
         }
         let mut newest = Newest::default();
         newest.read(&log, 0, (0, at(100))).unwrap();
-        // Another reader of the same patterns is further on.
+        // Another reader with the same pattern is further ahead.
         newest.read(&log, 2, (1, at(101))).unwrap();
         assert_eq!(newest.read(&log, 0, (1, at(101))), Err(Empty::Behind));
         assert_eq!(newest.page(at(101), 10).rows.len(), 2);

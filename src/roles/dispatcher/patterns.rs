@@ -1,7 +1,7 @@
 //! [`Patterns`]: the distinct patterns of all subscribers, and which of them a row matches.
 //!
-//! Subscribers with equal patterns share one. The cost of finding the patterns of a name depends on the name, not on their number:
-//! exact names are looked up; prefixes and suffixes are looked up, too, once per length in use; globs are compiled into sets.
+//! Subscribers with equal patterns share one. The cost of finding the patterns that match a name depends on the name, not on the number of
+//! patterns: exact names are looked up, prefixes and suffixes are looked up once per length in use, and globs are compiled into sets.
 
 use std::{
     collections::BTreeMap,
@@ -31,23 +31,23 @@ use crate::base::{
 pub(super) struct Pattern {
     key: PatternKey,
     pub log: Log<Matched>,
-    /// How many subscribers have the pattern; changed under the lock of the patterns only.
+    /// How many subscribers have the pattern; changed only under the lock of the patterns.
     subscribers: AtomicU32,
-    /// Its index among the patterns of the batch that it matched last.
+    /// The index of this pattern in the result of [`Patterns::matches`] for the last batch that it matched.
     index: AtomicU32,
 }
 
-/// The most globs of one set, because a compiled set has a limited number of states.
+/// The maximum number of globs in a set, because a compiled set has a limited number of states.
 const GLOBS_PER_SET: usize = 1_000;
 
 /// Finds patterns by the texts of their atoms. It has the atoms of one kind, such as exact names or prefixes.
 #[derive(Default)]
 struct ByText {
-    /// An entry for each atom. The text is in the pattern, because there are many patterns of one name.
+    /// An entry for each atom. The text stays in the pattern and is not copied, because there are many patterns with a single name.
     atoms: HashTable<(Arc<Pattern>, u32)>,
     /// Callers choose the texts, so the hashes are seeded.
     hashes: foldhash::fast::RandomState,
-    /// Number of atoms of each length in bytes.
+    /// The number of atoms of each length in bytes.
     lengths: BTreeMap<usize, usize>,
 }
 
@@ -56,7 +56,7 @@ fn text((pattern, atom): &(Arc<Pattern>, u32)) -> &str {
 }
 
 impl ByText {
-    /// The patterns with the text `wanted`, in any order.
+    /// Returns the patterns with the text `wanted`, in any order.
     #[inline]
     fn find(&self, wanted: &str) -> impl Iterator<Item = &Arc<Pattern>> {
         let hash = if self.atoms.is_empty() { 0 } else { self.hashes.hash_one(wanted) };
@@ -64,11 +64,11 @@ impl ByText {
         atoms.map(|(pattern, _)| pattern)
     }
 
-    /// [`ByText::find`] in an order, so that a run can be replayed.
+    /// Does the same as [`ByText::find`], but in a fixed order, so that a run can be replayed.
     #[inline]
     fn get(&self, wanted: &str) -> SmallVec<[&Arc<Pattern>; 1]> {
         let mut found = SmallVec::new();
-        // Mostly there are none or one: a loop is faster than `collect` then.
+        // Usually there is one pattern or none, for which a loop is faster than `collect`.
         for pattern in self.find(wanted) {
             found.push(pattern);
         }
@@ -99,18 +99,18 @@ impl ByText {
 
 struct CompiledGlobs {
     set: GlobSet,
-    /// The pattern of each glob of the set.
+    /// The pattern of each glob in the set.
     patterns: Vec<Arc<Pattern>>,
 }
 
 pub(super) struct Patterns {
     /// The pattern that matches everything. It is never removed, so its log has all batches of the ring.
     pub everything: Arc<Pattern>,
-    /// The other patterns, for each [`MatchedBy`].
+    /// The other patterns, by [`MatchedBy`].
     by: [ByText; 4],
     /// The compiled globs; `None` if the globs have changed since.
     compiled: Option<Vec<CompiledGlobs>>,
-    /// The indexes of the patterns whose subscribers take rounds, or took some. They are not in the pattern, because most have none.
+    /// The indexes of patterns whose subscribers take rounds, or took some. They are kept outside the patterns, because most have no index.
     newest: BTreeMap<PatternKey, Weak<Mutex<Newest>>>,
 }
 
@@ -120,19 +120,19 @@ impl Patterns {
         Self { everything, by: Default::default(), compiled: None, newest: BTreeMap::new() }
     }
 
-    /// The pattern `key`, if some subscriber has it.
+    /// Returns the pattern `key`, if a subscriber has it.
     fn get(&self, key: &PatternKey) -> Option<&Arc<Pattern>> {
-        // Only one pattern has no atom.
+        // Only the pattern that matches everything has no atom.
         let Some(Atom { by, text }) = key.atoms.first() else { return Some(&self.everything) };
         self.by[*by as usize].find(text).find(|pattern| pattern.key == *key)
     }
 
-    /// All patterns, in an order, so that a run can be replayed.
+    /// Returns all patterns, in a fixed order, so that a run can be replayed.
     pub fn all(&self) -> Vec<&Arc<Pattern>> {
         let found = self.by.iter().flat_map(|of| of.atoms.iter().map(|(pattern, _)| pattern));
         let mut all: Vec<_> = found.chain([&self.everything]).collect();
         all.sort_unstable_by_key(|pattern| &pattern.key);
-        // One with several atoms is found at each.
+        // A pattern with several atoms is found once for each.
         all.dedup_by_key(|pattern| &pattern.key);
         all
     }
@@ -160,7 +160,7 @@ impl Patterns {
         self.newest.remove(&pattern.key);
     }
 
-    /// The index of the newest rows of `pattern`, which all its subscribers share that take rounds.
+    /// Returns the index of the newest rows of `pattern`. All its subscribers that take rounds share it.
     pub fn newest(&mut self, pattern: &Pattern) -> Arc<Mutex<Newest>> {
         let shared = self.newest.get(&pattern.key).and_then(Weak::upgrade);
         shared.unwrap_or_else(|| {
@@ -170,7 +170,7 @@ impl Patterns {
         })
     }
 
-    /// Returns the patterns of one kind, for a change.
+    /// Returns the patterns of one kind, to be changed.
     fn of(&mut self, by: MatchedBy) -> &mut ByText {
         if by == MatchedBy::Glob {
             self.compiled = None;
@@ -236,7 +236,7 @@ impl Pattern {
             found.push((Arc::clone(self), Indices::new()));
         }
         let rows = &mut found[index].1;
-        // A row may match a pattern by several atoms.
+        // A row may match a pattern through several atoms.
         if rows.last() != Some(&row) {
             rows.push(row);
         }
@@ -247,7 +247,7 @@ impl CompiledGlobs {
     fn all(globs: &ByText) -> Vec<Self> {
         let mut sets = Vec::new();
         let mut globs: Vec<_> = globs.atoms.iter().map(|atom| (text(atom), &atom.0)).collect();
-        // In order, so that a run can be replayed.
+        // Sorted, so that a run can be replayed.
         globs.sort_unstable_by_key(|(text, pattern)| (*text, &pattern.key));
         for some in globs.chunks(GLOBS_PER_SET) {
             Self::compile(some, &mut sets);

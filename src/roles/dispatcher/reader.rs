@@ -1,32 +1,32 @@
-//! [`Reader`]: the one path from the tail to a subscriber. It follows the ring, by the log of its pattern or row by row. It reads
-//! the feed where the ring does not reach: at its start, and when it has fallen behind.
+//! [`Reader`]: the one path from the tail to a subscriber. It follows the ring through the log of its pattern, and filters row by row where
+//! the pattern is not enough. It reads the feed where the ring does not reach: at its start, and when it has fallen behind.
 //!
 //! # States
 //!
-//! What is under way with a batch ([`Step`]) goes first. Then the reader goes on at its [`ReadsFrom`]:
+//! A batch in progress ([`Step`]) is finished first. Then the reader continues at its [`ReadsFrom`]:
 //!
-//! | where | goes on when | to |
+//! | where | continues when | with |
 //! |---|---|---|
-//! | *documents* | the design documents of a batch are read | returned |
-//! | *choosing* | the filter has judged all rows of a batch | *documents*, or returned |
-//! | on the feed | a page has come | *choosing*; after the last page (`is_at_end`) `CaughtUp`, if it began with nothing, then on the ring |
-//! | | it has failed, or has `Expired` | on the feed, at the same cursor, or at nothing |
-//! | on the ring | there is an entry | *choosing*, with its place behind the entry, or behind a page of a round |
-//! | | the entry has left the ring | on the feed; a reader that skips returns `Lagged` and goes on where the ring begins |
+//! | *documents* | the design documents of a batch were read | the batch is returned |
+//! | *choosing* | the filter has judged all rows of a batch | *documents*, or the batch is returned |
+//! | on the feed | a page was read | *choosing*; after the last page (`is_at_end`) `CaughtUp`, if it began with nothing, then the ring |
+//! | | the read failed, or returned `Expired` | the feed, at the same cursor, or from nothing |
+//! | on the ring | there is an entry | *choosing*; its place is then after the entry, or after a page of a round |
+//! | | the entry has left the ring | the feed; a reader that skips returns `Lagged` and continues where the ring begins |
 //!
 //! # A cursor never overtakes its rows
 //!
-//! 1. The cursor covers the returned rows, and no other wanted row. It moves in these places only: [`Reader::deliver`] (a batch
-//!    is returned, or has no wanted row), [`Reader::poll_documents`] (the batch is returned with its design documents), `CaughtUp` (all
-//!    pages before were returned), [`Reader::skip`] (`Lagged` reports the rows between), and [`Reader::rest_at`], which moves it to
-//!    a position with no wanted row before: the end of the ring, read before the log had no entry, with nothing under way; or
-//!    the begin of its next entry, which it has read, or which took it off the list.
-//! 2. It never goes back, except for `Expired`. Where the ring knows more than the cursor, the two are joined ([`Cursor::joined`]),
-//!    which keeps the larger knowledge and the later position.
+//! 1. The cursor covers the returned rows, and no other wanted row. It moves only in these places: [`Reader::deliver`] (a batch is
+//!    returned, or has no wanted row), [`Reader::poll_documents`] (the batch is returned with its design documents), `CaughtUp` (all
+//!    earlier pages were returned), [`Reader::skip`] (`Lagged` reports the rows in between), and [`Reader::rest_at`], which moves it to a
+//!    position that no undelivered wanted row precedes. That is the end of the ring, if it was read before the log had no entry and nothing
+//!    is in progress; or the beginning of the next entry, which the reader has read, or which took the reader off the list.
+//! 2. The cursor never goes back, except after `Expired`. Where the ring knows more than the cursor, the two are joined
+//!    ([`Cursor::joined`]), which keeps the larger knowledge and the later position.
 //! 3. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of a reading
 //!    of the feed, reads the feed to its end first.
-//! 4. Within a round its knowledge stays where it was when the round began: rows of the round stand for older ones that it
-//!    passed. It may leave the ring at any time: who goes on from its cursor reads the feed.
+//! 4. Within a round the reader's knowledge stays where it was when the round began, because rows of the round stand for older rows that it
+//!    passed. The reader may leave the ring at any time: whoever continues from its cursor reads the feed.
 //! 5. Waiting rows of the ring are referenced, not copied: an idle reader holds at most one batch.
 
 use std::{
@@ -61,7 +61,7 @@ use crate::{
     state::notification_feed::{ChangedDdocs, NotificationPage},
 };
 
-/// How many rows the filter judges for one unit of the time that a task has before others get their turn.
+/// How many rows the filter judges per unit of the task's budget. A task without budget yields to other tasks.
 const ROWS_PER_TURN: usize = 32;
 
 const DDOC_READS_MAX: usize = 8;
@@ -74,7 +74,7 @@ pub(super) struct Order {
     /// Whether the feed was just read up to `start`, which is therefore not ahead of the store.
     pub is_caught_up: bool,
     pub skips: bool,
-    /// The least time between rounds; `None` to deliver at once.
+    /// The minimum time between the starts of two rounds; `None` to deliver at once.
     pub pace: Option<Duration>,
     pub ddocs: bool,
 }
@@ -98,7 +98,7 @@ enum Step {
     Documents(Box<(DeliveryBatch, DdocRead)>),
 }
 
-/// A batch whose wanted rows are being chosen. It survives a panic of the predicate, which then has seen its row.
+/// A batch whose wanted rows are being chosen. It survives a panic of the predicate, and the row that caused the panic is not judged again.
 struct Choice {
     matched: Matched,
     since: Cursor,
@@ -108,13 +108,13 @@ struct Choice {
 
 struct Pace {
     every: Duration,
-    /// Completes `every` after the last round began.
+    /// Completes when `every` has passed since the last round began.
     pause: Option<BoxFuture<'static, ()>>,
 }
 
-/// Where a reader goes on.
+/// Where a reader continues.
 enum ReadsFrom {
-    /// In the ring, at the batch of this number.
+    /// In the ring, at the batch with this number.
     Ring(u64),
     Feed(Box<OnFeed>),
 }
@@ -135,7 +135,7 @@ struct LookUp {
     count: usize,
     /// The end of the feed when the first name was looked up.
     to: Sequence,
-    /// Whether a name had a later row. Then the feed is read on from there, after all names.
+    /// Whether a name had a row after `to`. If so, the feed is read from there once all names are looked up.
     is_outrun: bool,
 }
 
@@ -148,7 +148,7 @@ pub(super) struct Reader {
     pace: Option<Box<Pace>>,
     ddocs: bool,
     pattern: Arc<Pattern>,
-    /// The newest rows of its pattern, while it takes a round or is slow.
+    /// The newest rows of the pattern, while the reader takes a round or is slow.
     newest: Option<Arc<Mutex<Newest>>>,
     is_in_round: bool,
     /// Whether the last item was returned.
@@ -182,10 +182,10 @@ impl Reader {
         }
     }
 
-    /// Its cursor: all wanted rows before it were returned. If none waits, it is the end of the ring.
+    /// Returns the cursor: all wanted rows before it were returned. If no row waits, it is the end of the ring.
     pub fn cursor(&mut self) -> Cursor {
         if let (&ReadsFrom::Ring(batch_number), Step::Idle) = (&self.place, &self.step) {
-            // The end is read before the log, which has all batches before it.
+            // Read the end before the log, so that the log has all batches before that end.
             let end = self.shared.ring.read().end;
             if !self.pattern.log.has_entries(batch_number) {
                 self.place = ReadsFrom::Ring(batch_number.max(end.batch_number));
@@ -195,8 +195,8 @@ impl Reader {
         self.cursor
     }
 
-    /// What it was asked for, with another filter, to begin at its cursor with the present reading started over: the new filter may want
-    /// rows that this one rejected.
+    /// Returns the order of this reader with another filter. It begins at `cursor`, and starts the current reading over, because the new
+    /// filter may want rows that this one rejected.
     pub fn order_with(&self, filter: Filter, cursor: Cursor) -> Order {
         Order {
             start: cursor.rewound().into(),
@@ -207,7 +207,7 @@ impl Reader {
         }
     }
 
-    /// The next item. The caller checks whether the subscriber has ended.
+    /// Returns the next item. The caller must check whether the subscriber has ended.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<BatchItem> {
         self.state.waker.register(context.waker());
         let polled = self.poll(context);
@@ -217,7 +217,7 @@ impl Reader {
         polled
     }
 
-    /// [`Reader::poll_next`] after the waker is registered.
+    /// Does the work of [`Reader::poll_next`], after the waker is registered.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<BatchItem> {
         loop {
             let item = match &mut self.step {
@@ -238,7 +238,7 @@ impl Reader {
         }
     }
 
-    /// Goes on with the feed: with what follows its last page, or with the next page.
+    /// Continues with the feed: reads its next page, or does what follows the last page.
     fn poll_feed(&mut self, context: &mut Context<'_>) -> Poll<Option<BatchItem>> {
         let ReadsFrom::Feed(feed) = &mut self.place else { return Poll::Ready(None) };
         if feed.is_at_end && self.cursor.knew_nothing() {
@@ -263,7 +263,7 @@ impl Reader {
         Poll::Ready(self.receive(page.unwrap_or_else(panicked)))
     }
 
-    /// Takes what follows from the ring, once the next round may begin.
+    /// Takes the next rows from the ring, once the next round may begin.
     fn poll_ring(
         &mut self,
         batch_number: u64,
@@ -273,30 +273,30 @@ impl Reader {
             && let Some(paused) = pause
             && !self.is_in_round
         {
-            // It looks once: what comes between two looks would be taken during the pause.
+            // Check the log only once: a row that came between two checks would be taken during the pause.
             if self.pattern.log.wait(batch_number, &self.state) {
                 return Poll::Ready(Err(Empty::Nothing));
             }
             ready!(paused.as_mut().poll(context));
             *pause = None;
         }
-        // Other tasks of the thread get their turn, however many rows wait.
+        // Let other tasks of the thread run, however many rows wait.
         ready!(tokio::task::coop::poll_proceed(context)).made_progress();
         Poll::Ready(self.take(batch_number))
     }
 
-    /// Takes the next batch of the ring, or a page of a round.
+    /// Takes the next batch from the ring, or a page of a round.
     fn take(&mut self, batch_number: u64) -> Result<Option<DeliveryBatch>, Empty> {
         let read = self.pattern.log.read_or_wait(batch_number, &self.state);
         if self.is_in_round {
-            // Rows before what follows may have newer ones that are still to come.
+            // The cursor cannot rest here: rows before the next entry may have newer rows, which are still to come.
             return self.take_round(read?.number, self.cursor);
         }
         if matches!(read, Err(Empty::Behind)) {
             self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
         }
         let Entry { number, content: matched, rows_after } = read?;
-        // From here on a later entry may take it off the list, which it may be on with this one in hand.
+        // The reader may be on the waiting list even with this entry in hand. From here on a later entry may take it off that list.
         self.rest_at(matched.batch.since);
         let since = self.cursor;
         let is_slow = rows_after > 0 && self.is_slow(matched.len() as u64 + rows_after);
@@ -310,14 +310,14 @@ impl Reader {
         Ok(self.choose_among(matched, since, true))
     }
 
-    /// Whether `rows`, which wait for it, are more than a page has, or than there are names that it wants.
+    /// Whether `rows`, the number of waiting rows, exceeds a page, or the number of exact names that the filter wants.
     fn is_slow(&self, rows: u64) -> bool {
         let page = self.shared.options.page_rows_max;
         let names = self.filter.exact().map_or(page, |names| names.len().min(page));
         rows > names as u64
     }
 
-    /// Whether a row that waits from the batch `number` on has a newer one. Else a round would be the rows that wait, one by one.
+    /// Whether any row that waits from the batch `number` on has a newer row. Otherwise a round would have every waiting row.
     fn has_superseded(&mut self, number: u64, since: Cursor) -> Result<bool, Empty> {
         let (pattern, shared) = (&self.pattern, &self.shared);
         if shared.ring.read().superseded <= since.position() {
@@ -329,8 +329,8 @@ impl Reader {
         Ok(newest.superseded > Some(since.position()))
     }
 
-    /// Takes a page of what waits from the batch `number` on, with the newest row of each database. An older one is kept besides if
-    /// the newer one no longer shows a deletion, because the janitor deleted the tombstone in between.
+    /// Takes a page of the rows that wait from the batch `number` on: the newest row of each database. An older row is kept as well if the
+    /// newer one no longer shows a deletion, because the janitor deleted the tombstone in between.
     fn take_round(&mut self, number: u64, since: Cursor) -> Result<Option<DeliveryBatch>, Empty> {
         let (pattern, shared) = (&self.pattern, &self.shared);
         let mut newest = self.newest.get_or_insert_with(|| shared.patterns.lock().newest(pattern)).lock();
@@ -349,14 +349,14 @@ impl Reader {
         Ok(self.choose_among(Matched::all(batch), since, true))
     }
 
-    /// Delivers the wanted rows of `matched`, unless the filter has to judge row by row. `by_pattern` says that its pattern matches them.
+    /// Delivers the wanted rows of `matched`, unless the filter has to judge each row. `by_pattern` says that the pattern matches them.
     fn choose_among(
         &mut self,
         mut matched: Matched,
         since: Cursor,
         by_pattern: bool,
     ) -> Option<DeliveryBatch> {
-        // The feed may have been read ahead of the tail: rows up to the cursor were delivered.
+        // The feed may have been read ahead of the tail: rows up to the cursor were already delivered.
         matched.drop_up_to(since.position());
         if self.filter.passes_all(by_pattern) {
             return self.deliver(matched, since);
@@ -373,7 +373,7 @@ impl Reader {
                 ready!(tokio::task::coop::poll_proceed(context)).made_progress();
             }
             let (row, index) = (choice.matched.row(choice.judged), choice.matched.index_of(choice.judged));
-            // It counts as judged before, so that it is not judged again after a panic of the predicate.
+            // Count the row as judged beforehand, so that it is not judged again after a panic of the predicate.
             choice.judged += 1;
             if self.filter.passes(row, &choice.since) {
                 choice.passed.push(index);
@@ -386,14 +386,14 @@ impl Reader {
         Poll::Ready(self.deliver(Matched { chosen: Some(passed), ..matched }, since))
     }
 
-    /// Delivers `rows`; `None` if there are none, or their design documents are to be read first.
+    /// Delivers `rows`. Returns `None` if there are none, or if their design documents must be read first.
     fn deliver(&mut self, rows: Matched, since: Cursor) -> Option<DeliveryBatch> {
         if rows.len() == 0 {
             self.cursor = rows.batch.cursor_after(since);
             return None;
         }
         if let Some(pace) = &mut self.pace {
-            // A round begins, unless one has begun that has not ended.
+            // A round begins here, unless one is in progress.
             pace.pause.get_or_insert_with(|| self.shared.context.env().sleep(pace.every));
         }
         let filters = self.filter.set_and_kinds();
@@ -407,7 +407,7 @@ impl Reader {
         Some(batch)
     }
 
-    /// Completes with the batch, or a failure, once its design documents are read; with `None` if none of its rows is wanted.
+    /// Completes with the batch, or a failure, once the design documents of the batch are read; with `None` if no row is wanted.
     fn poll_documents(&mut self, context: &mut Context<'_>) -> Poll<Option<BatchItem>> {
         let Step::Documents(documents) = &mut self.step else { return Poll::Ready(None) };
         let (batch, read) = &mut **documents;
@@ -420,7 +420,7 @@ impl Reader {
         };
         let filter = &self.filter;
         let batch = batch.with_ddocs(ddocs, |delivery| {
-            // All rows have passed the filter before. A row on which the predicate panics now is delivered, as it may be wanted.
+            // All rows passed the filter before. A row on which the predicate panics now is delivered, as it may be wanted.
             catch_unwind(AssertUnwindSafe(|| is_wanted(filter, delivery))).unwrap_or(true)
         });
         self.step = Step::Idle;
@@ -428,12 +428,12 @@ impl Reader {
         Poll::Ready((batch.len() > 0).then_some(Item::Delivery(batch)))
     }
 
-    /// Joins `cursor` into its own; no wanted row lies before it.
+    /// Joins `cursor` into the reader's cursor. No undelivered wanted row is before `cursor`.
     fn rest_at(&mut self, cursor: Cursor) {
         self.cursor = self.cursor.joined(cursor);
     }
 
-    /// The ring does not hold what follows: skips, or goes to the feed.
+    /// Skips, or continues on the feed, because the ring no longer holds the next rows.
     fn fall_behind(&mut self) -> Option<BatchItem> {
         let is_in_round = std::mem::take(&mut self.is_in_round);
         self.newest = None;
@@ -445,8 +445,8 @@ impl Reader {
         lagged
     }
 
-    /// Continues in the ring, if it skips missed rows. It cannot skip if it began with nothing or is within a reading of the feed, because
-    /// rows then have older news; nor if it looks up names, which is cheap however much it has missed.
+    /// Continues in the ring if the reader skips missed rows. It cannot skip if it began with nothing or is within a reading of the feed,
+    /// because rows then have older news. It does not skip if it looks up names, which is cheap however much it has missed.
     fn skip(&mut self, is_in_round: bool) -> Option<BatchItem> {
         let Knowledge::UpTo(from) = self.cursor.knowledge() else { return None };
         let is_reading = !is_in_round && self.cursor != from.into();
@@ -463,7 +463,7 @@ impl Reader {
             let end = self.shared.ring.read().end;
             (batch_number, to) = (end.batch_number, end.cursor.position());
         }
-        // Its own reading may have brought it ahead of the tail.
+        // Reading the feed may have taken the reader ahead of the tail.
         if to <= self.cursor.position() {
             return None;
         }
@@ -516,7 +516,7 @@ impl Reader {
     }
 }
 
-/// Where a reader at `cursor` goes on: in the ring, if that has all after it. If `may_be_ahead`, it may have read more than the tail.
+/// Where a reader at `cursor` continues: in the ring, if that has all later rows. With `may_be_ahead`, it may have read past the tail.
 fn place_after(shared: &Shared, cursor: Cursor, may_be_ahead: bool) -> ReadsFrom {
     let batch_number = match (cursor.knowledge(), cursor.readable()) {
         (Knowledge::UpTo(known), None) => shared.ring.read().batch_after(known, may_be_ahead),
@@ -549,7 +549,7 @@ fn load(shared: &Arc<Shared>, cursor: Cursor, names: Vec<DbName>, has_failed: bo
     let closed = Arc::clone(shared);
     let read = read(Arc::clone(shared), cursor, names, has_failed);
     Task::spawn(async move {
-        // A subscriber that has ended does not read on.
+        // Stop reading once all subscribers have ended.
         let until_closed = async {
             tokio::select! {
                 biased;

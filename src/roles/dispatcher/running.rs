@@ -24,18 +24,18 @@ use crate::{
 
 const TAIL: &str = "tail of a dispatcher";
 
-/// Delivers the feed to its subscribers. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions: what waits for them is not
-/// delivered any more, and their cursors cover what was.
+/// Delivers the feed to its subscribers. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions: waiting rows are no longer
+/// delivered, and the cursors cover what was delivered.
 ///
-/// It also ends once a node of the process finds that the bus no longer exists. The last item of its subscriptions is then
+/// The dispatcher also ends once a node of the process finds that the bus no longer exists. The last item of its subscriptions is then
 /// [`Error::BusGone`].
 #[derive(Debug)]
 #[must_use = "dropping it ends its subscriptions"]
 pub struct Dispatcher {
-    /// Reads the feed; `None` while it is suspended, or where rows are pushed.
+    /// The task that reads the feed; `None` while the dispatcher is suspended, or if rows are pushed.
     tail: Option<Task<()>>,
     shared: Arc<Shared>,
-    /// Whether dropping it ends the subscriptions.
+    /// Whether dropping this handle ends the subscriptions.
     is_owner: bool,
 }
 
@@ -61,8 +61,8 @@ impl Dispatcher {
         Subscribe { shared: Arc::clone(&self.shared), order: Order::new(filter) }
     }
 
-    /// Ends the subscriber `id`: its stream ends, or its callback after the present call. Fails with [`Error::NoSubscriber`] if
-    /// there is no such subscriber or it has ended.
+    /// Ends the subscriber `id`: its stream ends, or its callback after the current call. Fails with [`Error::NoSubscriber`] if there is no
+    /// such subscriber or it has ended.
     pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
         self.shared.end(id)
     }
@@ -72,11 +72,11 @@ impl Dispatcher {
     /// Returns a position. A subscriber that has worked on everything up to there knows all of these events
     /// ([`CallbackHandle::wait_until`](crate::dispatcher::CallbackHandle::wait_until), [`Mirror::wait_until`](crate::dispatcher::Mirror::wait_until)).
     ///
-    /// It needs running notifiers, and waits while there are none. While it waits it reads from the store, every few
-    /// milliseconds, the rows of databases that had unfolded events when it began.
+    /// It needs running notifiers, and waits while there are none. While it waits, it reads from the store, every few milliseconds, the
+    /// rows of databases that had unfolded events when the wait began.
     ///
-    /// Fails with [`Error::Invalid`] if the version is ahead of the store, with [`Error::NoSubscriber`] if the dispatcher ends
-    /// before, and with [`Error::BusGone`] once the bus is gone.
+    /// Fails with [`Error::Invalid`] if the version is ahead of the store, with [`Error::NoSubscriber`] if the dispatcher ends first, and
+    /// with [`Error::BusGone`] once the bus is gone.
     pub async fn wait_until(&self, version: u64) -> Result<Sequence> {
         self.shared.wait_until(version).await
     }
@@ -86,8 +86,8 @@ impl Dispatcher {
         self.shared.ring.read().position()
     }
 
-    /// For how long the tail has been behind; `end` is the present end of the feed. A tail that reads nothing is behind since its next
-    /// poll was due. One that reads is behind since an end was seen that it has not reached.
+    /// Returns for how long the tail has been behind; `end` is the current end of the feed. A tail that reads nothing has been behind since
+    /// its next poll was due; one that reads, since an end was seen that it has not reached.
     #[cfg(feature = "http")]
     pub(crate) fn lag(&self, end: Sequence) -> std::time::Duration {
         let (now, (read_to, read_at)) = (self.shared.context.env().now(), self.shared.progress.get());
@@ -97,7 +97,7 @@ impl Dispatcher {
             Some((wanted, since)) if read_to < wanted => now.saturating_sub(since),
             _ => {
                 *wanted = Some((end, now));
-                // Where nothing is appended it comes there with the next look, and its poll may be rare.
+                // If nothing is appended, the tail gets there at the next check of the watcher. The tail's own polls may be rare.
                 self.shared.context.wakeups.look();
                 std::time::Duration::ZERO
             }
@@ -105,17 +105,17 @@ impl Dispatcher {
         overdue.max(behind)
     }
 
-    /// Number of present subscriptions, without those whose stream or handle was dropped.
+    /// The number of current subscriptions, without those whose stream or handle was dropped.
     pub fn subscribers(&self) -> usize {
         self.shared.count()
     }
 
-    /// Number of subscriptions that name the database `name` exactly.
+    /// The number of subscriptions that name the database `name` exactly.
     pub fn subscribers_of(&self, name: &DbName) -> usize {
         self.shared.patterns.lock().subscribers_of(name.as_str())
     }
 
-    /// A handle that does not keep the dispatcher running: its subscriptions end with the dispatcher.
+    /// Returns a handle that does not keep the dispatcher running: its subscriptions end with the dispatcher.
     pub(crate) fn subscriptions(&self) -> Self {
         Self { tail: None, shared: Arc::clone(&self.shared), is_owner: false }
     }
@@ -124,9 +124,9 @@ impl Dispatcher {
         &self.shared.context
     }
 
-    /// Publishes `rows` as if the tail had read them, and had read everything up to `to`; for tests and benchmarks. The rows must be
-    /// in order, after the present position and not after `to`. Fails with [`Error::Invalid`] otherwise, or if a tail reads the feed; a
-    /// release build trusts that they are in order. For one caller at a time.
+    /// Publishes `rows` as if the tail had read them, and had read everything up to `to`; for tests and benchmarks. The rows must be in
+    /// order, after the current position and not after `to`. Fails with [`Error::Invalid`] otherwise, or if a tail reads the feed; a
+    /// release build trusts that they are in order. Only one caller may push at a time.
     #[cfg(any(test, feature = "test-util"))]
     pub fn push(&self, rows: Vec<Arc<Notification>>, to: Sequence) -> Result<()> {
         let from = self.position();
@@ -134,7 +134,7 @@ impl Dispatcher {
         if self.tail.is_some() {
             return Err(Error::invalid("rows", "the dispatcher reads the feed itself: suspend it first"));
         }
-        // A benchmark is not to measure a look at all rows that no tail takes.
+        // A benchmark should not measure this check of all rows, which a tail does not make.
         let are_sorted = !cfg!(debug_assertions) || rows.is_sorted_by(|a, b| a.sequence < b.sequence);
         if !are_sorted || *ends.start() <= from || *ends.end() > to {
             return Err(Error::invalid("rows", format!("they are not in order between {from} and {to}")));
@@ -149,16 +149,16 @@ impl Dispatcher {
         self
     }
 
-    /// Reads the feed on from the present position. Nothing that has happened meanwhile is missed, unless the dispatcher was
-    /// suspended for longer than the retention: then subscribers get [`Item::Expired`](super::Item).
+    /// Resumes reading the feed at the current position. Nothing that happened meanwhile is missed, unless the dispatcher was suspended for
+    /// longer than the retention. In that case subscribers get [`Item::Expired`](super::Item).
     pub fn resume(mut self) -> Self {
         let shared = &self.shared;
         self.tail.get_or_insert_with(|| Task::spawn(run_tail(Arc::clone(shared))));
         self
     }
 
-    /// Stops the tail, and ends the subscriptions. Waits until nothing of them runs: a call of a callback that takes longer than 10 s is
-    /// cut off at its next await.
+    /// Stops the tail, and ends the subscriptions. Waits until none of their tasks is running: a callback call that takes longer than 10 s
+    /// is cut off at its next await.
     pub async fn shutdown(self) {
         let shared = Arc::clone(&self.shared);
         drop(self);
@@ -172,7 +172,7 @@ impl Dispatcher {
         }
     }
 
-    /// Cuts off what has not ended, and waits until nothing of the subscriptions runs.
+    /// Cuts off the tasks that have not ended, and waits until no task of the subscriptions is running.
     pub(crate) async fn cut_off(&self) {
         self.shared.cut_off();
         self.shared.at_rest().await;
@@ -188,7 +188,7 @@ impl Drop for Dispatcher {
     }
 }
 
-/// Follows the feed until it is aborted or the dispatcher is closed. Subscribers do not notice its panics.
+/// Follows the feed until the task is aborted or the dispatcher is closed. Subscribers do not notice panics of the tail.
 async fn run_tail(shared: Arc<Shared>) {
     let (stats, env) = (&shared.context.stats, shared.context.env());
     let panicked = |panic: &str| {
@@ -216,7 +216,7 @@ async fn follow(shared: &Shared) {
                 let readable = page.next.readable().unwrap_or(page.to);
                 tracing::debug_span!("batch", rows = page.rows.len(), to = %page.to)
                     .in_scope(|| shared.publish(page.rows, page.to, readable));
-                // Subscribers of this thread get their turn between two pages.
+                // Let subscribers on this thread run between two pages.
                 tokio::task::yield_now().await;
             }
             Err(Error::Expired { horizon }) => {

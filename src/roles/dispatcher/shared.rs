@@ -1,16 +1,15 @@
-//! [`Shared`]: shared by the tail and the subscribers of a dispatcher. It publishes rows to them and ends them. Its [`Ring`] says which of
-//! the tail's batches are in memory. The batches themselves are in the logs of the patterns that match them; the pattern that matches
-//! everything has all of them.
+//! [`Shared`]: the state that the tail and the subscribers of a dispatcher share. It publishes rows to the subscribers, and ends them. Its
+//! [`Ring`] records which of the tail's batches are in memory. The batches themselves are in the logs of the patterns that match them; the
+//! pattern that matches everything has all of them.
 //!
-//! Each batch with rows that is appended to the ring gets the next number. A place in the ring is a number: that of the first batch
-//! after it.
+//! Each batch with rows that is appended to the ring gets the next number. A place in the ring is the number of the first batch after it.
 //!
 //! # Invariants of the ring
 //!
-//! 1. The batches hold all rows between the begin and the end of the ring; the end is the position of the tail.
-//!    Between two batches, and after the last one, there was nothing to read.
-//! 2. A batch holds every row of the feed in its range that had no newer row when it was read. If a row had a newer one,
-//!    the newer one delivers its events: in the same batch if that is complete, else in a later one.
+//! 1. The batches hold all rows between the beginning and the end of the ring; the end is the position of the tail. Between two batches,
+//!    and after the last one, there was nothing to read.
+//! 2. A batch holds every row of the feed in its range that had no newer row when the batch was read. If a row had a newer one, the newer
+//!    one delivers its events: in the same batch if that is complete, else in a later one.
 //! 3. The end moves only after every log has the batches before it: first the logs, then [`Ring::push`].
 
 use std::{
@@ -49,16 +48,16 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DispatcherOptions {
-    /// The most rows that the ring holds; subscribers further behind read the feed. Default: 65,536.
+    /// The maximum number of rows in the ring; subscribers that are further behind read the feed. Default: 65,536.
     pub ring_rows_max: usize,
-    /// The most rows that the tail reads at once, 1 to 10,000. Default: 1,000.
+    /// The maximum number of rows that the tail reads at once, 1 to 10,000. Default: 1,000.
     pub page_rows_max: usize,
     /// How often the tail polls for rows whose hint was lost. Default: 1 s.
     pub poll_interval: Duration,
     /// How many lagging subscribers read the feed at once, 1 to 10,000; others wait for their turn. Default: 8.
     pub catch_ups_max: usize,
-    /// The most rows that a lagging subscriber reads at once, and that a batch of the ring has: an idle subscriber holds so many. 1 to
-    /// 10,000, and never more than [`DispatcherOptions::page_rows_max`]. Default: 256.
+    /// The maximum number of rows that a lagging subscriber reads at once, and that a batch of the ring has: an idle subscriber may hold
+    /// that many. 1 to 10,000, and never more than [`DispatcherOptions::page_rows_max`]. Default: 256.
     pub catch_up_rows_max: usize,
 }
 
@@ -83,10 +82,10 @@ impl Default for DispatcherOptions {
 }
 
 impl DispatcherOptions {
-    /// The most that [`DispatcherOptions::catch_ups_max`](field@Self::catch_ups_max) may be.
+    /// The maximum of [`DispatcherOptions::catch_ups_max`](field@Self::catch_ups_max).
     pub const CATCH_UPS_MAX: usize = 10_000;
-    /// The most that [`DispatcherOptions::page_rows_max`](field@Self::page_rows_max) and
-    /// [`DispatcherOptions::catch_up_rows_max`](field@Self::catch_up_rows_max) may be.
+    /// The maximum of [`DispatcherOptions::page_rows_max`](field@Self::page_rows_max) and
+    /// [`DispatcherOptions::catch_up_rows_max`](field@Self::catch_up_rows_max).
     pub const ROWS_MAX: usize = PAGE_ROWS_MAX;
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -112,7 +111,7 @@ impl DispatcherOptions {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
     pub batch_number: u64,
-    /// The cursor of a subscriber that knew everything before and was delivered all its rows of the ring.
+    /// The cursor of a subscriber that knew everything before the ring and has received all its rows of the ring.
     pub cursor: Cursor,
 }
 
@@ -130,8 +129,7 @@ pub(super) struct Ring {
     /// The oldest place: the number of the oldest batch, and the position before it.
     pub begin: (u64, Sequence),
     pub end: End,
-    /// The last row that one of the ring has taken the place of, whether it was in the ring or not: the rows after it are of different
-    /// names.
+    /// The last row that a row of the ring superseded, whether or not it was in the ring itself. All rows after it have different names.
     pub superseded: Sequence,
 }
 
@@ -141,8 +139,8 @@ impl Ring {
         Self { queue: VecDeque::new(), rows: 0, rows_max, begin: (0, start), end, superseded: Sequence::MIN }
     }
 
-    /// Appends a batch that all logs have, and drops the oldest ones above the limit. `patterns` match the batch. Returns the
-    /// patterns that matched a batch which has left the ring.
+    /// Appends a batch that all logs already have, and drops the oldest batches above the limit. `patterns` match the batch. Returns the
+    /// patterns that matched the batches which left the ring.
     pub fn push(&mut self, batch: &Batch, patterns: Vec<Arc<Pattern>>) -> Vec<Arc<Pattern>> {
         self.end.cursor = batch.cursor_after(batch.since);
         let superseded = batch.rows.iter().filter_map(|row| row.previous).max();
@@ -162,14 +160,14 @@ impl Ring {
         pruned
     }
 
-    /// Continues at `to` with batch number `next`, which is after the next one. Drops everything before.
+    /// Continues at `to` with batch number `next`, which leaves at least one number out. Drops all earlier batches.
     pub fn skip_to(&mut self, next: u64, to: Sequence) {
         (self.begin, self.end) = ((next, to), End { batch_number: next, cursor: to.into() });
         (self.rows, self.queue) = (0, VecDeque::new());
     }
 
-    /// The place of the first batch with rows after `position`; `None` if such rows have left the ring. If `may_be_ahead`, a position
-    /// ahead of the ring has its place at the end.
+    /// Returns the place of the first batch with rows after `position`; `None` if such rows have left the ring. With `may_be_ahead`, the
+    /// place of a position ahead of the ring is the end of the ring.
     pub fn batch_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
         if position < self.begin.1 || (position > self.end.cursor.position() && !may_be_ahead) {
             return None;
@@ -188,7 +186,7 @@ pub(crate) struct Shared {
     pub options: DispatcherOptions,
     pub feed: NotificationFeed,
     pub ring: RwLock<Ring>,
-    /// How far the tail has read, also where there were no rows: the ring does not move there.
+    /// How far the tail has read, even where there were no rows and the ring does not move.
     pub progress: Arc<TailProgress>,
     /// An end of the feed that the tail has not reached yet, and when it was seen.
     #[cfg(feature = "http")]
@@ -196,21 +194,21 @@ pub(crate) struct Shared {
     /// The tail holds this lock while it matches a batch.
     pub patterns: Mutex<Patterns>,
     subscribers: Mutex<Subscribers>,
-    /// What a subscriber knows that was delivered all its rows of the ring; barriers wait for it.
+    /// The knowledge of a subscriber that has received all its rows of the ring. Barriers wait for it.
     known: watch::Sender<Knowledge>,
     phase: watch::Sender<Phase>,
-    /// How many tasks of callbacks and of readers run.
+    /// How many tasks of callbacks and readers are running.
     tasks: watch::Sender<usize>,
     /// Limits how many subscribers read the feed at once.
     pub turns: Semaphore,
-    /// The most rows of one such read, and of a batch of the ring.
+    /// The maximum number of rows in one such read, and in a batch of the ring.
     pub batch_rows_max: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Open,
-    /// All subscribers are ended; calls of callbacks that have begun go on.
+    /// All subscribers are ended; callback calls that have begun continue.
     Closed,
     /// All tasks are ended.
     CutOff,
@@ -218,14 +216,14 @@ enum Phase {
 
 #[derive(Default)]
 struct Subscribers {
-    /// By id, so that a run can be replayed. `None` for one that has left; such entries are at most as many as the others.
+    /// Sorted by id, so that a run can be replayed. `None` for a subscriber that has left; these are never more than the others.
     states: Vec<(SubscriberId, Option<Arc<SubscriberState>>)>,
     present: usize,
     last_id: u64,
 }
 
 impl Subscribers {
-    /// The entry of `id`, if it has one.
+    /// Returns the entry for `id`, if there is one.
     fn get(&mut self, id: SubscriberId) -> Option<&mut Option<Arc<SubscriberState>>> {
         let index = self.states.binary_search_by_key(&id, |(known, _)| *known).ok()?;
         Some(&mut self.states[index].1)
@@ -297,13 +295,13 @@ impl Shared {
     /// Adds a subscriber to the pattern of `filter`.
     pub fn join(&self, filter: &Filter) -> Arc<Pattern> {
         let key = filter.key();
-        // No batch is half matched now, so the log of a new pattern has all batches from here on.
+        // While this lock is held, no batch is half matched, so the log of a new pattern has all batches from here on.
         let mut patterns = self.patterns.lock();
         patterns.join(key, self.ring.read().end.batch_number)
     }
 
-    /// Appends rows up to `to` to the ring and the logs, and wakes their subscribers. Everything up to `readable` could be read with them;
-    /// if that is `to`, the feed ended there. For one caller at a time.
+    /// Appends rows up to `to` to the ring and the logs, and wakes the subscribers that wait for them. The feed could be read up to
+    /// `readable`; if that is `to`, the feed ended there. Only one caller may publish at a time.
     pub fn publish(&self, mut rows: Vec<Arc<Notification>>, to: Sequence, readable: Sequence) {
         let mut woken = Vec::new();
         loop {
@@ -380,7 +378,7 @@ impl Shared {
             at = reached => at,
             () = self.closed() => {
                 let gone = self.context.stats.health.ended().cloned();
-                Err(gone.unwrap_or_else(|| Error::NoSubscriber { subscriber: "any more: the dispatcher has ended".into() }))
+                Err(gone.unwrap_or_else(|| Error::NoSubscriber { subscriber: "left: the dispatcher has ended".into() }))
             }
         }
     }
@@ -394,7 +392,7 @@ impl Shared {
         phase.wait_for(|phase| *phase >= wanted).await.expect("the sender is here");
     }
 
-    /// Does `work` as one of its tasks, until it ends or all are cut off.
+    /// Runs `work` as a task of the dispatcher, until it ends or all tasks are cut off.
     pub fn until_cut_off<T>(
         self: Arc<Self>,
         work: impl Future<Output = T>,
@@ -411,7 +409,7 @@ impl Shared {
         }
     }
 
-    /// Waits until none of its tasks runs.
+    /// Waits until no task of the dispatcher is running.
     pub async fn at_rest(&self) {
         self.tasks.subscribe().wait_for(|tasks| *tasks == 0).await.expect("the sender is here");
     }
@@ -420,12 +418,12 @@ impl Shared {
     pub fn cut_off(&self) {
         let tasks = *self.tasks.borrow();
         if tasks > 0 {
-            tracing::warn!(tasks, "calls of callbacks do not end and are cut off");
+            tracing::warn!(tasks, "callback calls have not ended and are cut off");
         }
         self.phase.send_replace(Phase::CutOff);
     }
 
-    /// Wakes all of them, even if some wakers panic.
+    /// Wakes all `subscribers`, even if some of their wakers panic.
     fn wake(&self, subscribers: Vec<Arc<SubscriberState>>) {
         for subscriber in subscribers {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.waker.wake())) {
@@ -447,7 +445,7 @@ impl Shared {
     }
 }
 
-/// A task that runs.
+/// Counts as a running task until it is dropped.
 struct Running(Arc<Shared>);
 
 impl Drop for Running {

@@ -26,10 +26,10 @@ pub struct Subscribe {
 }
 
 impl Subscribe {
-    /// Starts at a cursor, at [`Cursor::BEGINNING`] for every database first, or behind a sequence. Default: after the tail's
-    /// present position; this can include events that were committed before and are not folded yet.
+    /// Starts at a cursor, or after a sequence. A start at [`Cursor::BEGINNING`] delivers every database first. Default: after the tail's
+    /// current position; this can include events that were committed earlier and are not folded yet.
     ///
-    /// A subscription keeps its position in memory only. Work that has to survive a crash is a [`consumer`](crate::consumer).
+    /// A subscription keeps its position only in memory. Use a [`consumer`](crate::consumer) for work that has to survive a crash.
     ///
     /// A start that an embedded store has never had gives [`Item::Expired`]. A start ahead of a cluster, or
     /// in a later incarnation, gives [`Item::Failed`] with [`Error::Invalid`].
@@ -45,16 +45,16 @@ impl Subscribe {
         self
     }
 
-    /// Skips missed rows when it falls behind the dispatcher's ring, and reports them with [`Item::Lagged`]. A subscriber that begins
-    /// with nothing reads the feed all the same, and exact names are looked up.
+    /// Skips missed rows when it falls behind the dispatcher's ring, and reports them with [`Item::Lagged`]. A subscriber that begins with
+    /// nothing still reads the feed, and exact names are looked up.
     pub fn skip_when_lagging(mut self) -> Self {
         self.order.skips = true;
         self
     }
 
-    /// Delivers in rounds that begin at least `pace` apart, the first at once. A round has each database once, with all its news since
-    /// its last delivery. It has a database twice if it has several batches and the database is updated between them, or if the database
-    /// was deleted and created and its tombstone was removed in between. So an indexer with a pace of one minute gets one delivery per
+    /// Delivers in rounds that begin at least `pace` apart, the first at once. A round has each database once, with all its news since its
+    /// last delivery. It has a database twice if it has several batches and the database is updated between them, or if the database was
+    /// deleted and created again and its tombstone was removed in between. So an indexer with a pace of one minute gets one delivery per
     /// minute for a database that is updated a thousand times. With [`Duration::MAX`] there is one round.
     ///
     /// Without a pace, a subscriber for which more than a page waits ([`DispatcherOptions::page_rows_max`](super::DispatcherOptions))
@@ -86,7 +86,7 @@ impl Subscribe {
         Subscription { source: self.source() }
     }
 
-    /// Receives through a stream of items with batches, the cheapest way to receive many deliveries. Dropping it ends the subscription.
+    /// Receives through a stream of batches, the cheapest way to receive many deliveries. Dropping the stream ends the subscription.
     pub fn batches(self) -> BatchSubscription {
         BatchSubscription { source: self.source() }
     }
@@ -109,7 +109,7 @@ impl Subscribe {
     /// # }
     /// ```
     ///
-    /// Nobody can forget the closure, nor mistake a harmless item for the end:
+    /// Code that forgets the closure, or mistakes a harmless item for the end, does not compile:
     ///
     /// ```compile_fail,E0061
     /// # fn example(dispatcher: &notibus::Dispatcher) {
@@ -131,9 +131,9 @@ impl Subscribe {
     /// Receives through an async callback, in a task of its own, which ends when the handle is dropped. Must be called within a tokio
     /// runtime.
     ///
-    /// `factory` makes the callback when the first item comes, and another one after a panic, which is caught, logged and counted. The
-    /// new callback gets the same item again. One on which it panics as often as `policy` allows is skipped, logged and counted. Items
-    /// come one after the other, and other subscribers are not affected. A panic of the filter's predicate costs its row only.
+    /// `factory` makes the callback when the first item comes, and a new one after each panic, which is caught, logged and counted. The new
+    /// callback gets the same item again. An item on which it panics as many times as `policy` allows is skipped, logged and counted. Items
+    /// come one at a time, and other subscribers are not affected. A panic of the filter's predicate costs only its row.
     ///
     /// Fails with [`Error::Invalid`] if the policy is invalid.
     ///
@@ -181,9 +181,9 @@ impl Subscribe {
         Callback::start(self.shared, self.order, policy, false, factory)
     }
 
-    /// Receives batches through an async callback, otherwise as [`Subscribe::callback`]. A batch on which it panics is tried again as a
-    /// whole as often as `policy` allows, and then delivery by delivery, each as a batch of its own, so that only the deliveries on which
-    /// it panics are skipped.
+    /// Receives batches through an async callback, but otherwise works like [`Subscribe::callback`]. A batch on which the callback panics
+    /// is tried as a whole as many times as `policy` allows, and then delivery by delivery, each as a batch of its own, so that only the
+    /// deliveries on which it panics are skipped.
     pub fn batch_callback<F, C, R>(self, policy: RestartPolicy, factory: F) -> Result<CallbackHandle>
     where
         F: FnMut() -> C + Send + 'static,
@@ -200,10 +200,10 @@ macro_rules! replace {
             /// Ends this subscription, and begins another one with `filter` and the same options. Choose the way of receiving on the
             /// returned value.
             ///
-            /// Databases that both filters want miss nothing; others are delivered from the present cursor on. A reading that is under
-            /// way starts over ([`Cursor::rewound`](crate::Cursor::rewound)), because the new filter may want rows that this one passed.
-            /// So what was delivered since the reading began, be it a first scan, another reading of the feed, a round or a batch, is
-            /// delivered again if both filters want it. A subscriber for which nothing waits is delivered nothing twice.
+            /// No news is missed for databases that both filters want; others are delivered from the current cursor on. A reading in
+            /// progress starts over ([`Cursor::rewound`](crate::Cursor::rewound)), because the new filter may want rows that this one
+            /// passed. So everything delivered since the reading began, whether that is a first scan, another reading of the feed, a round
+            /// or a batch, is delivered again if both filters want it. Nothing is delivered twice to a subscriber for which nothing waits.
             pub fn replace(mut self, filter: Filter) -> Subscribe {
                 let cursor = self.cursor();
                 let reader = &self.source.reader;

@@ -22,7 +22,7 @@ use crate::base::cursor::Cursor;
 /// Receives for a subscriber, in batches or one delivery at a time.
 pub(super) struct Source {
     pub reader: Reader,
-    /// The rest of a batch that is returned one by one.
+    /// The rest of a batch whose deliveries are returned one by one.
     pub current: Option<DeliveryBatch>,
 }
 
@@ -35,9 +35,9 @@ impl Source {
         self.current.as_ref().map_or_else(|| self.reader.cursor(), |left| left.cursor_after(0))
     }
 
-    /// The next batch if `in_batches`, or else the next delivery, as a batch of its own; converted. The rest in `current` goes first,
-    /// one delivery at a time. The caller has worked on what was returned before. What waits at the end is not returned: the cursor covers
-    /// it.
+    /// Returns the next batch if `in_batches`, or else the next delivery as a batch of its own; either is converted. The rest in `current`
+    /// goes first, one delivery at a time. The caller has worked on everything returned before. When the subscription ends, the rest is not
+    /// returned, and the cursor is before it.
     #[inline]
     pub fn poll_next<T>(
         &mut self,
@@ -54,7 +54,7 @@ impl Source {
         self.poll_reader(context, in_batches, convert)
     }
 
-    /// [`Source::poll_next`] without a rest. It is not inlined into the caller's loop, so that a delivery of the rest costs the loop little.
+    /// Does [`Source::poll_next`] if there is no rest. It is not inlined into the caller's loop, to make deliveries of the rest cheap.
     #[cold]
     #[inline(never)]
     fn poll_reader<T>(
@@ -104,8 +104,8 @@ macro_rules! subscription {
     };
 }
 
-/// A stream of [`Item`]s with batches of deliveries: the cheapest way to receive many. It ends when the dispatcher ends or the
-/// subscriber is asked to end; what waits for it then is not delivered, and its cursor covers what was.
+/// A stream of [`Item`]s with batches of deliveries: the cheapest way to receive many. It ends when the dispatcher ends or the subscriber
+/// is asked to end; what still waits is not delivered, and the cursor covers what was delivered.
 ///
 /// # Cancel safety
 ///
@@ -125,7 +125,7 @@ impl Stream for BatchSubscription {
     }
 }
 
-/// A stream of [`Item`]s, one delivery at a time. It has the guarantees of a [`BatchSubscription`].
+/// A stream of [`Item`]s, one delivery at a time. It has the same guarantees as a [`BatchSubscription`].
 ///
 /// # Cancel safety
 ///
@@ -145,8 +145,8 @@ impl Stream for Subscription {
     }
 }
 
-/// A stream of deliveries alone, for plain loops; a closure gets what else happens
-/// ([`Subscribe::deliveries`](super::Subscribe::deliveries)). It has the guarantees of a [`BatchSubscription`].
+/// A stream of deliveries alone, for plain loops; a closure gets everything else ([`Subscribe::deliveries`](super::Subscribe::deliveries)).
+/// It has the same guarantees as a [`BatchSubscription`].
 ///
 /// # Cancel safety
 ///

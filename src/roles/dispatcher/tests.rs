@@ -1,4 +1,4 @@
-//! Readers between two pages of the tail, where a test from outside cannot stop it.
+//! Tests of readers between two pages of the tail, where a test from outside cannot stop the tail.
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,13 +41,13 @@ fn suspended(ring_rows_max: usize) -> Dispatcher {
     .unwrap()
 }
 
-/// The next round of `subscription`, which must wait already.
+/// Returns the next round of `subscription`, which must already be waiting.
 fn round(subscription: &mut (impl StreamExt<Item = BatchItem> + Unpin)) -> DeliveryBatch {
     subscription.next().now_or_never().expect("a round").unwrap().into_delivery().unwrap()
 }
 
-/// Regression: a round has a reading that is complete at 101, and the first page, up to 102, of the next one. The rest of that comes
-/// with the next round. The reader learned from the rest that it knew everything up to 101, and went back there: a callback whose
+/// Regression: a round has a reading that is complete at 101, and the first page of the next reading, up to 102. The rest of that reading
+/// comes with the next round. From the rest the reader learned that it knew everything up to 101, and went back there: a callback whose
 /// filter was replaced with that round in hand, or a stream that was made again from its cursor, got the row at 102 twice.
 #[tokio::test(start_paused = true)]
 async fn more_knowledge_moves_no_reader_back() {
@@ -65,8 +65,8 @@ async fn more_knowledge_moves_no_reader_back() {
     assert_eq!(batch.delivery(0).sequence(), at(103));
 }
 
-/// Regression: the same reader becomes idle after its round. The rest of the reading wakes it, but the ring drops that batch before
-/// the reader polls. It must read the feed from its cursor; it began at 101, and delivered the row at 102 a second time.
+/// Regression: the same reader becomes idle after its round. The rest of the reading wakes it, but the ring drops that batch before the
+/// reader polls. It must read the feed from its cursor. Instead it began at 101, and delivered the row at 102 a second time.
 #[tokio::test(start_paused = true)]
 async fn an_overrun_reader_does_not_go_back_within_a_reading() {
     let dispatcher = suspended(2);
@@ -85,8 +85,8 @@ async fn an_overrun_reader_does_not_go_back_within_a_reading() {
     assert_eq!(paced.cursor(), Cursor::resumed(Knowledge::UpTo(at(101)), at(101), at(102), at(104)));
 }
 
-/// Regression: a reader with a pace had a batch in hand and was on the waiting list for the next one. That came, and pushed the batch in hand
-/// out of the ring, before the reader had looked for newer rows. It took the begin of the next batch for what it knew, and lost the row.
+/// Regression: a reader with a pace had a batch in hand and was on the waiting list for the next one. The next batch pushed it out of the
+/// ring before the reader had checked for newer rows. The reader took the beginning of the next batch for what it knew, and lost the row.
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_leaves_the_ring_while_it_is_taken_is_not_passed() {
     let dispatcher = suspended(1);
@@ -116,7 +116,7 @@ async fn a_batch_that_leaves_the_ring_while_it_is_taken_is_not_passed() {
     assert_eq!(reader.join().unwrap(), Cursor::from(at(100)));
 }
 
-/// Regression: a reader looked twice during the pause between two rounds: whether something waits, and then for what to take. What
+/// Regression: during the pause between two rounds, a reader checked twice: whether a row waits, and then which row to take. A row that
 /// came in between was taken at once, although the pace was an hour.
 #[tokio::test]
 async fn what_comes_while_a_paced_reader_looks_waits_for_its_round() {

@@ -1,10 +1,10 @@
 //! Deletes consumers that have had no member for longer than the expiry they were created with.
 //!
-//! The janitor compares no clocks. It measures time by how long janitors have worked, one after the other; this time stands still while
-//! no janitor works. When a pass first finds a consumer without members, it saves that the consumer may have had one until now. A later
-//! pass deletes the consumer once that is longer ago than the expiry. A pass that finds a member removes the saved time, and so does a node
-//! in the transaction that makes it one. So a consumer may be deleted later than promised, but never sooner. A pass may be repeated: it
-//! then writes the same again.
+//! Instead of comparing clocks, the janitor counts the total time that janitors have worked, which stands still while none works. When a
+//! pass first finds a consumer without members, it saves the time, because the consumer may have had a member until now. A later pass
+//! deletes the consumer once that is longer ago than the expiry. A pass that finds a member removes the saved time, and so does a node in
+//! the transaction that makes it a member. So a consumer may be deleted later than promised, but never sooner. A pass may be repeated: it
+//! writes the same again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,15 +33,15 @@ const PAGE_ROWS: usize = 100;
 /// How many consumers are judged at once, each in a transaction of its own.
 const JUDGED_AT_ONCE: usize = 16;
 
-/// The time for which janitors have worked, continued by the present one.
+/// The total time that janitors have worked, continued by the current one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct WorkedTime {
-    /// At least how long earlier janitors worked, and when this one began on its own clock. `None` until the former is read.
+    /// A lower bound of how long earlier janitors worked, and when this one began on its own clock. `None` until that bound is read.
     began: Option<(Duration, Duration)>,
 }
 
 impl WorkedTime {
-    /// Time worked until now, in milliseconds.
+    /// Returns the time worked until now, in milliseconds.
     fn now_ms(self, env: &Env) -> u64 {
         let (earlier, began) = self.began.unwrap_or((Duration::ZERO, env.now()));
         let worked = earlier.saturating_add(env.now().saturating_sub(began));
@@ -50,7 +50,7 @@ impl WorkedTime {
 }
 
 impl Pass<'_> {
-    /// Deletes the consumers that have expired. One that cannot be judged does not keep others from being deleted.
+    /// Deletes the consumers that have expired. A consumer that cannot be judged does not keep others from being deleted.
     pub async fn expire_consumers(&self, worked: &mut WorkedTime) -> Result<()> {
         let (env, consumers) = (self.context.env(), self.expiring_consumers().await?);
         if worked.began.is_none() {
@@ -61,7 +61,7 @@ impl Pass<'_> {
         let judged = consumers.iter().map(|(name, row)| async move {
             (name, self.write(async |tx| self.expire_consumer(&tx, name, row, worked).await).await)
         });
-        // Collected first, because the compiler cannot name the type of the futures otherwise.
+        // Collected first, because otherwise the compiler cannot name the type of the futures.
         let judged: Vec<_> = judged.collect();
         let (mut judged, mut failed) =
             (stream::iter(judged).buffer_unordered(JUDGED_AT_ONCE), Failed::default());
@@ -74,7 +74,7 @@ impl Pass<'_> {
         failed.end()
     }
 
-    /// At least how long earlier janitors have worked, in milliseconds, as they have saved it with `consumers`.
+    /// Returns a lower bound of how long earlier janitors worked, in milliseconds, from the times that they saved for `consumers`.
     async fn worked_before_consumers(&self, consumers: &[(ConsumerName, ConsumerRow)]) -> Result<u64> {
         let mut earlier_ms = 0;
         for some in consumers.chunks(PAGE_ROWS) {
@@ -107,15 +107,15 @@ impl Pass<'_> {
         Ok(consumers)
     }
 
-    /// Since when `consumer` has had no member, as saved by an earlier pass.
+    /// Returns since when `consumer` has had no member, as an earlier pass saved it.
     async fn memberless(&self, tx: &Transaction, consumer: &ConsumerName) -> Result<Option<MemberlessSince>> {
         let key = self.context.keys.consumer_idle(consumer);
         let stored = tx.get(&key, Isolation::Serializable).await?;
         stored.map(|value| MemberlessSince::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
     }
 
-    /// Deletes `consumer` if it has had no member for long enough, else saves for how long it has had none. Returns whether it was deleted.
-    /// `tx` fails if a member joins before the commit.
+    /// Deletes `consumer` if it has had no member for long enough, otherwise saves how long it has had none. Returns whether it was
+    /// deleted. `tx` fails if a member joins before the commit.
     async fn expire_consumer(
         &self,
         tx: &Transaction,
@@ -155,8 +155,8 @@ impl Pass<'_> {
         Ok(true)
     }
 
-    /// A sequence that every consumer of the notifications has passed. `tx` has the horizon in its conflict set, which every creation and
-    /// every reset writes.
+    /// Returns a sequence that every consumer of the notifications has passed. `tx` must have the feed's `beginnings` in its conflict set,
+    /// which every creation and every reset writes.
     pub async fn passed_by_consumers(&self, tx: &Transaction) -> Result<Sequence> {
         let keys = &self.context.keys;
         let mut low = BTreeMap::new();
@@ -174,9 +174,9 @@ impl Pass<'_> {
         Ok(passed)
     }
 
-    /// The first shard of each of `feeds` in which a consumer stands; none of a feed without consumers. A snapshot is enough, because a
-    /// consumer only leaves an entry for the next one. Only its creation or a reset places it elsewhere: `tx` must have the horizons of
-    /// the feeds in its conflict set, which both write.
+    /// Returns the first shard of each of `feeds` that has a consumer; a feed without consumers has none. Snapshot reads are enough,
+    /// because a consumer only leaves an entry for the next one. Only its creation or a reset puts it elsewhere, and both write the
+    /// `beginnings` of its feed: `tx` must have those of the feeds in its conflict set.
     pub async fn first_shards_in_use<'f>(
         &self,
         tx: &Transaction,

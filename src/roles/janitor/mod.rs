@@ -5,7 +5,7 @@
 //! - consumers that have had no member for longer than their expiry ([`consumers`]);
 //! - old results of runs that were committed exactly once.
 //!
-//! It works in bounded transactions of batch priority, which a busy cluster defers.
+//! It works in bounded transactions at batch priority, which a busy cluster defers.
 
 mod consumers;
 mod pass;
@@ -33,8 +33,8 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// A node that can be the janitor. One such node works at a time; another takes over when it goes. Dropping it
-/// stops it at once; [`Janitor::shutdown`] also releases its lease.
+/// A node that can be the janitor. Only one such node works at a time; another takes over when it leaves. Dropping the janitor stops it at
+/// once; [`Janitor::shutdown`] also releases its lease.
 #[derive(Debug)]
 #[must_use = "dropping it stops it"]
 pub struct Janitor {
@@ -60,7 +60,7 @@ impl Janitor {
     }
 }
 
-/// The work of the janitor. It is a single resource, so that one node does it.
+/// The work of the janitor. It is a single resource, so that only one node does it.
 struct Cleaning {
     context: Arc<Context>,
     options: JanitorOptions,
@@ -108,9 +108,9 @@ impl Pass<'_> {
         clean_to: &mut Sequence,
         worked: &mut WorkedTime,
     ) -> Result<()> {
-        // What is old cannot be known while the store stands before its own rows.
+        // Nobody can tell what is old while the store is older than its own rows.
         self.read(async |tx| History::of(self.context).check(&tx, Claim::Rows).await).await?;
-        // Each step runs even if another has failed. Consumers come first, because their low watermarks keep tombstones.
+        // Each step runs even if another failed. Consumers come first, because their low watermarks hold back the deletion of tombstones.
         let consumers = self.expire_consumers(worked).await;
         let tombstones = self.run_tombstones(age, clean_to).await;
         let topologies = self.drop_topologies().await;
@@ -127,7 +127,7 @@ impl Pass<'_> {
     }
 }
 
-/// How many results are read at once.
+/// How many results of runs are read at once.
 const PAGE_ROWS: usize = 1_000;
 
 impl Pass<'_> {

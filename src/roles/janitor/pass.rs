@@ -15,10 +15,10 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JanitorOptions {
-    /// How often it searches for things to delete. Default: 10 min.
+    /// How often the janitor searches for things to delete. Default: 10 min.
     pub interval: Duration,
-    /// For how long the row of a deleted database stays, at least. A subscriber that was away for longer may get
-    /// [`Error::Expired`]. Only time during which a janitor works counts. Default: 7 days.
+    /// The minimum time for which the row of a deleted database stays. A subscriber that was away for longer may get [`Error::Expired`].
+    /// Only time during which a janitor works counts. Default: 7 days.
     pub tombstone_retention: Duration,
     /// How the nodes agree on which of them is the janitor.
     pub balance: BalanceOptions,
@@ -87,12 +87,12 @@ impl Pass<'_> {
     }
 }
 
-/// The first failure of a step. The step goes on with the rest, so that one failure does not delay everything else.
+/// The first failure of a step. The step continues with the rest, so that one failure does not delay everything else.
 #[derive(Debug, Default)]
 pub(super) struct Failed(Option<Error>);
 
 impl Failed {
-    /// The success of `result`. Fails if the lease is lost, because then everything else fails as well.
+    /// Returns the value of `result`, or keeps its error. Fails if the lease is lost, because then everything else fails too.
     pub fn note<T>(&mut self, result: Result<T>) -> Result<Option<T>> {
         match result {
             Ok(value) => Ok(Some(value)),
@@ -104,7 +104,7 @@ impl Failed {
         }
     }
 
-    /// Fails if anything has failed.
+    /// Fails with the first failure, if there was one.
     pub fn end(self) -> Result<()> {
         self.0.map_or(Ok(()), Err)
     }

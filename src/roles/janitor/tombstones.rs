@@ -1,11 +1,11 @@
-//! Deletes the row of a deleted database once it is older than [`tombstone_retention`](super::JanitorOptions::tombstone_retention) and every
-//! consumer of the notifications has passed it: by its low watermark, or without one by its start.
+//! Deletes the row of a deleted database once it is older than [`tombstone_retention`](super::JanitorOptions::tombstone_retention) and
+//! every consumer of the notifications has passed it, judged by its low watermark, or by its start if it has none.
 //!
 //! # Age
 //!
-//! The janitor compares no clocks, so a row does not show its age. Instead the janitor saves age marks: each pairs the feed's
-//! position with the time for which janitors had worked by then, one after the other. A row is old if it lies before a mark that is
-//! at least one retention old in this time. While no janitor works, nothing ages: tombstones then stay longer, never shorter.
+//! The janitor compares no clocks, so a row does not show its age. Instead the janitor saves age marks: each pairs the feed's position with
+//! the total time that janitors had worked by then. A row is old if it is before a mark that is at least one retention old on this clock.
+//! While no janitor works, nothing ages: tombstones stay longer, never shorter.
 
 use std::time::Duration;
 
@@ -27,13 +27,13 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// How many age marks divide a retention. A tombstone stays at most this fraction longer than it has to.
+/// Into how many parts age marks divide a retention. A tombstone stays at most one such part longer than it has to.
 const MARKS: u32 = 16;
 
-/// Rows read in one transaction. A second transaction deletes the tombstones among them.
+/// How many rows are read in one transaction. A second transaction deletes the tombstones among them.
 const PAGE_ROWS: usize = 500;
 
-/// The time for which janitors have worked, continued by the present one.
+/// The total time that janitors have worked, continued by the current one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JanitorClock {
     /// How long earlier janitors worked.
@@ -45,7 +45,7 @@ pub(super) struct JanitorClock {
 }
 
 impl Pass<'_> {
-    /// Continues the time of earlier janitors.
+    /// Makes a clock that continues the time of earlier janitors.
     pub async fn begin_age(&self) -> Result<JanitorClock> {
         let keys = &self.context.keys;
         let last = RangeRead::new(keys.age_marks()).limit(1).reverse();
@@ -91,15 +91,15 @@ impl Pass<'_> {
         Ok(old)
     }
 
-    /// Deletes the tombstones after `from` and up to `old` that every consumer has passed. Returns how many, and the sequence up to which
-    /// no tombstone is left.
+    /// Deletes the tombstones after `from` and up to `old` that every consumer has passed. Returns how many were deleted, and the sequence
+    /// up to which no tombstone is left.
     pub async fn drop_tombstones(&self, from: Sequence, old: Sequence) -> Result<(u64, Sequence)> {
         let feed = RawFeed::notifications(self.context);
         let (mut dropped, mut cursor) = (0, Cursor::from(from));
         while cursor.position() < old {
             let page = match self.read(async |tx| feed.page(&tx, cursor, PAGE_ROWS).await).await {
-                // Another janitor has deleted the rows at the cursor, or it stands in what a restore has lost. There may be tombstones before
-                // and after it.
+                // Another janitor has deleted the rows at the cursor, or the cursor is in a part that a restore has lost. There may be
+                // tombstones before and after it.
                 Err(Error::Expired { .. }) => {
                     cursor = Cursor::BEGINNING;
                     continue;
@@ -144,7 +144,7 @@ impl Pass<'_> {
         });
         let (mut dropped, mut last) = (0, horizon);
         for (row, (stored, newest)) in tombstones.iter().zip(try_join_all(newest).await?) {
-            // If the name was used again meanwhile, the notifier has replaced this row by a newer one.
+            // If the name was used again meanwhile, the notifier has replaced this row with a newer one.
             if stored.as_deref() != Some(&row.sequence.as_bytes()[..]) {
                 continue;
             }

@@ -1,8 +1,8 @@
 //! Deletes closed topology entries whose shards are empty, and which no consumer needs.
 //!
-//! Rows are never added to a closed shard, so an empty one stays empty. A reader that was about to read it learns from the
-//! remaining shards where to continue. A consumer may still work on rows that were in the shard, and leaves its keys to the next
-//! entry: so the entry in which it stands is kept, and all later ones.
+//! Rows are never added to a closed shard, so an empty one stays empty. A reader that was about to read it learns from the remaining shards
+//! where to continue. A consumer may still work on rows that were in the shard, and hands its keys over to the next entry. So the entry
+//! that it is in is kept, and all later ones.
 
 use std::slice;
 
@@ -22,7 +22,7 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// How many entries one transaction deletes. It reads all consumers once.
+/// How many entries one transaction deletes. The transaction reads all consumers once.
 const DROPPED_AT_ONCE: usize = 100;
 
 impl Pass<'_> {
@@ -55,8 +55,8 @@ impl Pass<'_> {
         failed.end()
     }
 
-    /// Those of `entries` of which no shard has a row. One transaction reads shards of several entries, because most of many feeds have
-    /// few shards.
+    /// Returns those of `entries` whose shards have no rows. One transaction reads shards of several entries, because if there are many
+    /// feeds, most have few shards.
     async fn empty<'e>(
         &self,
         entries: &'e [(FeedId, TopologyRow)],
@@ -108,7 +108,7 @@ impl Pass<'_> {
         });
         let mut dropped = 0;
         for (stored, key, feed, entry) in try_join_all(reads).await? {
-            // Another janitor has deleted it.
+            // Another janitor has deleted the entry.
             if stored.as_deref() != Some(&entry.to_bytes()[..]) {
                 continue;
             }

@@ -9,11 +9,11 @@ use crate::base::{
 /// The unfolded events of one instance.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Observed {
-    /// Events of all its slots.
+    /// The events of all slots of the instance.
     pub tally: Tally,
     /// Whether an id of a changed design document waits.
     pub has_ddocs: bool,
-    /// The newest transaction that recorded an event, if producers record it.
+    /// The versionstamp of the newest transaction that recorded an event, if producers record versionstamps.
     pub versionstamp: Option<Versionstamp>,
 }
 
@@ -37,12 +37,12 @@ pub(super) struct Folded {
     pub stale: Counters,
 }
 
-/// Folds what was observed of `name` into its row `present`.
+/// Folds the observed events of `name` into its row `present`.
 ///
-/// Events of the present instance come first, then those of instances that are deleted already, then those of the living one.
-/// An instance was replaced before if it is neither the present one nor created by these events; its events are stale. If the name
-/// has no row, no instance can have been replaced, and any counted event brings the instance into the feed. Ids of design
-/// documents without a count are no event.
+/// Events of the present instance come first, then those of instances that are deleted already, then those of the living one. An instance
+/// was replaced before if it is neither the present one nor created by these events; its events are stale. If the name has no row, no
+/// instance can have been replaced, and any counted event brings the instance into the feed. Ids of design documents without a count are
+/// not events.
 pub(super) fn fold(
     name: &DbName,
     present: Option<Notification>,
@@ -67,8 +67,8 @@ pub(super) fn fold(
         (!events.is_deleted(), events.tally.counters.created > 0, *instance)
     });
     for (instance, events) in others {
-        // A fold takes all counters of an instance before the first of its design documents. So ids alone are the rest of a fold that
-        // stopped between them; the row of that instance was written then, and has been removed since.
+        // A fold takes all counters of an instance before the first of its design documents. So ids without counters are left over from a
+        // fold that stopped between them; the row of that instance was written then, and has been removed since.
         if events.tally.counters == Counters::ZERO {
             continue;
         }
@@ -98,7 +98,7 @@ pub(super) fn fold(
 struct Draft {
     /// The row. Its positions are [`DRAFT`] wherever these events set them.
     row: Notification,
-    /// Whether no reader can have seen a row of the instance yet.
+    /// Whether no reader can have seen a row of the instance so far.
     is_new: bool,
 }
 
@@ -139,8 +139,8 @@ impl Draft {
         self.row.versionstamp = events.versionstamp.or(self.row.versionstamp);
     }
 
-    /// How the row of the next instance describes this one. An instance that came and went unseen is skipped in favour of the
-    /// one before it, which readers know.
+    /// Returns how the row of the next instance describes this one. An instance that came and went unseen is skipped in favour of the one
+    /// before it, which readers know.
     fn replaced(self) -> Option<Replaced> {
         if self.is_new && self.row.replaced.is_some() {
             return self.row.replaced;
@@ -149,7 +149,7 @@ impl Draft {
         Some(Replaced { instance: self.row.instance, deleted_at })
     }
 
-    /// The row as a draft of its next version.
+    /// Returns the row as a draft of its next version.
     fn at_draft(self) -> Notification {
         Notification { sequence: DRAFT, ..self.row }
     }
@@ -176,7 +176,7 @@ mod tests {
         Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
     }
 
-    /// Folds, and commits the row at `version`.
+    /// Folds `observed` into `present`, and commits the row at `version`.
     fn step(
         present: Option<&Notification>,
         observed: Vec<(DbInstance, Observed)>,
@@ -236,7 +236,7 @@ mod tests {
         let back = back.unwrap();
         assert_eq!(kinds(&back, at(2)), [(B, EventKind::Created)]);
         assert_eq!(kinds(&back, at(1)), [(A, EventKind::Deleted), (B, EventKind::Created)]);
-        // Later updates carry it on for readers that come late.
+        // Later updates keep the deletion for readers that come late.
         let (later, _) = step(Some(&back), vec![(B, events(0, 0, 1, 0))], 4);
         assert_eq!(kinds(&later.unwrap(), at(1))[0], (A, EventKind::Deleted));
     }

@@ -1,8 +1,8 @@
-//! [`Backlog`]: the events that wait to be folded, and [`Waiting`]: for how long they were seen to wait.
+//! [`Backlog`]: the events that wait to be folded, and [`Waiting`]: how long this process has seen them wait.
 //!
-//! Counters store no time. So the age of a partition's backlog is for how long this process has seen it wait without a fold of the
-//! partition, which would have moved the fold mark. It is a lower bound: it begins with the first look after the start of the
-//! process, and only looks (`ready`, the status, the metrics) find that a backlog waits.
+//! Counters store no time. So the age of a partition's backlog is how long this process has seen the backlog wait without a fold of the
+//! partition, which would have moved the fold mark. The age is a lower bound: it begins with the first check after the start of the
+//! process, and only checks (`ready`, the status, the metrics) notice that a backlog waits.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,24 +24,24 @@ use crate::{
 /// How many runs of partitions are searched at the same time.
 const RUNS: u32 = 16;
 
-/// A backlog of this age is read: rows that no fold can decode wait forever, and hold nothing else up.
+/// The age from which a backlog is read: rows that no fold can decode wait forever, but hold nothing else up.
 const READ_FROM: Duration = Duration::from_secs(3);
 
-/// For how long this process has seen events of each partition wait without a fold.
+/// How long this process has seen the events of each partition wait without a fold.
 pub(crate) type Ages = BTreeMap<u32, Duration>;
 
 /// Recorded events that are not folded yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Backlog {
-    /// Number of waiting rows of counters: one for each database with events, and some for design documents.
+    /// The number of waiting rows of counters: one for each database with events, and some for design documents.
     pub rows: u64,
     /// Whether `rows` is exact; otherwise there are more than [`Backlog::ROWS_MAX`], and the count stopped there.
     pub is_exact: bool,
-    /// The rows of each partition that has any.
+    /// The backlogs of the partitions that have one.
     pub partitions: Vec<PartitionBacklog>,
-    /// For how long this process has seen events of a partition wait without a fold, in milliseconds; the longest of all partitions.
-    /// Counters store no time, so this is a lower bound: it begins with the first look after the start of the process.
+    /// How long this process has seen events of a partition wait without a fold, in milliseconds; the longest time of all partitions.
+    /// Counters store no time, so this is a lower bound: it begins with the first check after the start of the process.
     pub oldest_ms: u64,
 }
 
@@ -49,17 +49,17 @@ pub struct Backlog {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PartitionBacklog {
-    /// Its number.
+    /// The number of the partition.
     pub partition: u32,
-    /// Number of waiting rows of counters.
+    /// The number of waiting rows of counters.
     pub rows: u64,
 }
 
 impl Backlog {
-    /// The most rows of counters that are counted.
+    /// The maximum number of rows of counters that are counted.
     pub const ROWS_MAX: usize = 10_000;
 
-    /// Counts the events that wait, by snapshot.
+    /// Counts the rows of waiting events, with snapshot reads.
     pub(crate) async fn read(context: &Context, tx: &Transaction) -> Result<Self> {
         let (keys, last) = (&context.keys, Partition(context.config.partitions - 1));
         let mut backlog = Self::default();
@@ -67,7 +67,7 @@ impl Backlog {
         while let Some(read) = rest.take_if(|_| (backlog.rows as usize) < Self::ROWS_MAX) {
             let page = tx.get_range(&read, Isolation::Snapshot).await?;
             for (key, _) in &page.rows {
-                // A key that is not ours counts for the partition in whose range it lies.
+                // A foreign key counts for the partition whose range it is in.
                 let (partition, _) = keys.partition_at(key, Partition(0), last);
                 backlog.rows += 1;
                 match backlog.partitions.last_mut() {
@@ -81,7 +81,7 @@ impl Backlog {
         Ok(backlog)
     }
 
-    /// With the age of the oldest events.
+    /// Returns the backlog with the age of its oldest events.
     pub(crate) fn aged(&self, ages: &Ages) -> Self {
         let oldest = ages.values().max().copied().unwrap_or_default();
         let oldest_ms = u64::try_from(oldest.as_millis()).unwrap_or(u64::MAX);
@@ -97,12 +97,12 @@ pub(crate) struct Waiting(Mutex<WaitingState>);
 struct WaitingState {
     /// The fold mark of each partition with a backlog.
     marks: LastSeen<u32, Option<Bytes>>,
-    /// Partitions of whose backlog no fold could decode a row at the last look. What has come since is not older than the present look.
+    /// Partitions whose backlog had no row that a fold could decode at the last check. What has come since is not older than this check.
     broken: BTreeSet<u32>,
 }
 
 impl WaitingState {
-    /// Notes the `marks` of all partitions with a backlog at `now`. Returns how long each has waited.
+    /// Records the `marks` of all partitions with a backlog at `now`. Returns how long each has waited.
     fn see(&mut self, marks: &BTreeMap<u32, Option<Bytes>>, now: Duration) -> Ages {
         for partition in std::mem::take(&mut self.broken) {
             self.marks.forget(&partition);
@@ -113,7 +113,7 @@ impl WaitingState {
 }
 
 impl Waiting {
-    /// The partitions in which events wait, and for how long this process has seen each of them wait without a fold. `tx` gets no read
+    /// Returns the partitions in which events wait, and how long this process has seen each of them wait without a fold. `tx` gets no read
     /// conflicts.
     pub async fn ages(&self, context: &Context, tx: &Transaction) -> Result<Ages> {
         let partitions = context.config.partitions;

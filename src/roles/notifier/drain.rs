@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     rows: Vec<DrainRow>,
-    /// The events of these rows, by instance.
+    /// The events in `rows`, by instance.
     pub observed: BTreeMap<DbInstance, Observed>,
     /// The changed design documents.
     pub ddocs: Vec<(Db, DdocId)>,
@@ -36,14 +36,13 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    /// Reads the unfolded events of `partition` from the key `from` on, about `rows_max` rows or `bytes_max` bytes at most. It reads by
-    /// snapshot, so it does not conflict with producers.
+    /// Reads the unfolded events of `partition` from the key `from` on, at most about `rows_max` rows or `bytes_max` bytes. These are
+    /// snapshot reads, which do not conflict with producers.
     ///
-    /// The rows of one name stay together, so that all its instances are folded together, unless the name alone has
-    /// more rows than fit. Then the part ends between instances, or between the design documents of one, but never between
-    /// the counters of one instance: judged by a part of its counters, the instance might appear never to have been created.
-    /// The next part begins where rows of the name (or the instance) may begin, not at the first row that existed: a producer may
-    /// have added to a slot before it meanwhile.
+    /// The rows of one name stay together, so that all its instances are folded together, unless the name alone has more rows than fit.
+    /// Then the part ends between instances, or between the design documents of one, but never between the counters of one instance: judged
+    /// by only a part of its counters, an instance might seem never to have been created. The next part begins where rows of the name (or
+    /// the instance) may begin, not at the first row that existed: a producer may meanwhile have added to a slot before that row.
     pub async fn read(
         tx: &Transaction,
         keys: &Keys,
@@ -81,7 +80,7 @@ impl Drain {
         Ok(Self { names: by_name(rows), next, broken })
     }
 
-    /// Reads all unfolded events of `name` by snapshot.
+    /// Reads all unfolded events of `name` with snapshot reads.
     #[cfg(feature = "http")]
     pub async fn of_name(tx: &Transaction, keys: &Keys, partition: Partition, name: &DbName) -> Result<Self> {
         let rows = tx.all_rows(keys.drains_of(partition, name), Isolation::Snapshot).await?;
@@ -91,7 +90,7 @@ impl Drain {
     }
 }
 
-/// Decodes rows of any partition; the keys of those that cannot be decoded go to `broken`.
+/// Decodes rows of any partition; the keys of rows that cannot be decoded go to `broken`.
 fn decoded(keys: &Keys, rows: Vec<Row>, broken: &mut Vec<(Bytes, Error)>) -> Vec<DrainRow> {
     let mut found = Vec::with_capacity(rows.len());
     for row in rows {
@@ -137,7 +136,7 @@ impl Waiting {
         self.rows.push(row);
     }
 
-    /// The changed design documents of `db`; a change without an id counts as `None`.
+    /// Returns the changed design documents of `db`; a change without an id counts as `None`.
     pub fn ddocs_of(&self, db: &Db) -> impl Iterator<Item = Option<&DdocId>> {
         let observed = self.observed.get(&db.instance);
         let without_id = observed.is_some_and(|observed| observed.tally.has_ddocs_without_id());
@@ -145,14 +144,14 @@ impl Waiting {
         without_id.then_some(None).into_iter().chain(with_id)
     }
 
-    /// Events of all instances.
+    /// Returns the sum of the events of all instances.
     pub fn total(&self) -> Counters {
         let mut total = Counters::ZERO;
         self.observed.values().for_each(|observed| total += observed.tally.counters);
         total
     }
 
-    /// Bytes of the rows.
+    /// Returns the number of bytes in the rows.
     pub fn len(&self) -> usize {
         self.rows.iter().map(|row| row.key.len() + row.value.len()).sum()
     }
@@ -192,12 +191,12 @@ mod tests {
     }
 
     /// Regression: a database was created and deleted in its second slot, the first slot that a fold saw and left for the next fold. Then
-    /// its design document changed in its first slot. The next fold began at the second slot. The change was found alone later, after
+    /// its design document changed in its first slot. The next fold began at the second slot. Later the change was found on its own, after
     /// the tombstone was deleted, and brought the database back.
     #[tokio::test]
     async fn what_is_left_is_read_from_where_it_may_begin() {
         let db = |name: &str, n| Db::new(name.parse().unwrap(), DbInstance([n; 16]));
-        // The part leaves the second of two names; then the second of two instances.
+        // The part that is read leaves the second of two names; then the second of two instances.
         for (whole, left) in [(db("a", 0), db("b", 1)), (db("b", 0), db("b", 1))] {
             let store = Store::memory();
             let drain = read(&store, &[(&whole, 0), (&left, 7), (&left, 8)], None, 2).await;

@@ -1,11 +1,11 @@
 //! One fold: a transaction that takes counters and writes notifications.
 //!
-//! A fold commits at most once. The lease and the fold mark are in its read-conflict set, so neither a notifier that has lost the
-//! partition nor a second copy of the same fold can commit. After an unknown result the mark shows whether the first copy committed.
-//! A commit that timed out may even happen later: then the next attempt, or the next call, finds the moved mark.
+//! A fold commits at most once. The lease and the fold mark are in its read-conflict set, so neither a notifier that has lost the partition
+//! nor a second copy of the same fold can commit. After an unknown result the mark shows whether the first copy committed. A commit that
+//! timed out may even happen later. In that case the next attempt, or the next call, finds the moved mark.
 //!
-//! No events block a fold. It measures its transaction, and leaves to the next fold what would make it too large. It skips what cannot
-//! be decoded: a row of counters, or a name whose present row is damaged. Without its fold mark it does nothing.
+//! No events can block a fold. It measures its transaction, and leaves events that would make the transaction too large to the next fold.
+//! It skips what cannot be decoded: a row of counters, or a name whose present row is damaged. Without a fold mark it does nothing.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -36,41 +36,41 @@ use crate::{
 /// Bytes at which a fold ends: half of the transaction limit, so that the last name always has room.
 pub(super) const SIZE_MAX: usize = TRANSACTION_LEN_MAX / 2;
 
-/// Least size at which a fold that was too large is tried again.
+/// The minimum size at which a fold that was too large is tried again.
 pub(super) const SIZE_MIN: usize = 1_000;
 
-/// At least how often the bytes of a row that is read count in the transaction: two operations contain its key, and the store counts
-/// each key of an operation three times. It is useless to read more than can be written.
+/// The minimum number of times that each byte that is read counts in the transaction: two operations contain the key of a row, and the
+/// store counts each key of an operation three times. It is useless to read more than can be written.
 const WRITTEN_MIN: usize = 6;
 
-/// Attempts before a fold is tried at half the size.
+/// The number of attempts before a fold is tried at half the size.
 const TRIES_OF_A_SIZE: u64 = 4;
 
-/// Bytes of folded rows after which a fold measures its transaction. To measure costs a turn of the FoundationDB client's thread.
+/// Bytes of folded rows after which a fold measures its transaction. Each measurement costs a turn of the FoundationDB client's thread.
 const MEASURED_BYTES: usize = 16_384;
 
-/// The most rows of counters that [`has_events`] reads.
+/// The maximum number of rows of counters that [`has_events`] reads.
 const LOOKED_AT_MAX: usize = 1_000;
 
 /// The outcome of one fold.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Done {
-    /// Events subtracted from the counters.
+    /// The events that were subtracted from the counters.
     pub folded: Counters,
-    /// Those of them that are stale.
+    /// The stale events among `folded`.
     pub stale: Counters,
-    /// Rows written, and their lanes.
+    /// The number of rows written, and their lanes.
     pub rows: u16,
     pub lanes: Lanes,
     /// The key from which the next fold continues; `None` if all was folded.
     pub next: Option<Bytes>,
     /// Whether the fold wrote anything.
     pub committed: bool,
-    /// The version at which it was committed; `None` if that is unknown, because the result of the commit was.
+    /// The version at which the fold was committed; `None` if the result of the commit was unknown.
     pub version: Option<u64>,
     /// Rows that were skipped because they cannot be decoded.
     pub skipped: Vec<(SkippedAt, Error)>,
-    /// Failed attempts before this one.
+    /// How many attempts failed before this one.
     pub retries: u64,
 }
 
@@ -80,17 +80,17 @@ pub(super) struct Folder<'a> {
     pub context: &'a Context,
     pub partition: Partition,
     pub lease: &'a Held,
-    /// The most rows of counters that one fold reads.
+    /// The maximum number of rows of counters that one fold reads.
     pub rows_max: usize,
-    /// Bytes of the transaction at which a fold ends.
+    /// The size of the transaction, in bytes, at which a fold ends.
     pub size_max: usize,
 }
 
 impl Folder<'_> {
     /// Folds events from the key `from` on, as fold number `fold + 1` of the lease's epoch.
     ///
-    /// `unsettled` is the outcome of the last attempt at that number, if it failed but may have committed. After a failure, pass it to
-    /// the next call again.
+    /// `unsettled` is the outcome of the last attempt at that number, if it failed but may have committed. After a failure, pass
+    /// `unsettled` to the next call again.
     #[tracing::instrument(level = "debug", skip_all, fields(partition = self.partition.0, fold = fold))]
     pub async fn fold(&self, fold: u64, from: Option<&Bytes>, unsettled: &mut Done) -> Result<Done> {
         let attempts = Mutex::new((0_u64, std::mem::take(unsettled)));
@@ -105,7 +105,7 @@ impl Folder<'_> {
                     let done = attempts.lock().1.clone();
                     return Ok(Done { committed: true, ..done });
                 }
-                // A fold that takes too long must become shorter at some time.
+                // A fold that takes too long must become shorter at some point.
                 let size_max = (self.size_max >> (earlier / TRIES_OF_A_SIZE).min(16)).max(SIZE_MIN);
                 let done = Folder { size_max, ..*self }.attempt(&tx, fold, from).await?;
                 attempts.lock().1 = done.clone();
@@ -206,7 +206,7 @@ impl Folder<'_> {
         done.folded += waiting.total();
         let previous = present.as_ref().map(|row| row.sequence);
         if present.as_ref().is_some_and(Notification::is_deleted) {
-            // The janitor may be about to delete the row. Both would count it off the shard, so only one of the two may commit.
+            // The janitor may be about to delete the row. Both would take it off the shard's row count, so only one of them may commit.
             let newest = keys.newest(&self.context.feed, name.as_str().as_bytes());
             tx.add_read_conflict(&KeyRange::key(&newest));
         }
@@ -230,7 +230,7 @@ impl Folder<'_> {
     }
 }
 
-/// The present row of a name, or which row or key cannot be decoded.
+/// The present row of a name, or the place and the error of a row or key that cannot be decoded.
 type Present = Result<Option<Notification>, (SkippedAt, Error)>;
 
 /// Reads the present row of each of `names`.
@@ -264,10 +264,10 @@ pub(super) async fn has_events(context: &Context, tx: &Transaction, partition: P
     Ok(present(context, tx, &mut entries, &drain.names).await?.iter().any(Result::is_ok))
 }
 
-/// The row that `name` would have if all its waiting events were folded now; `None` if the bus does not know the name.
+/// Returns the row that `name` would have if all its waiting events were folded now; `None` if the bus does not know the name.
 ///
-/// It reads by snapshot; a fold in between does not change the result. A caller that decides by it what to record must make sure
-/// that no other caller does so at the same time.
+/// The reads are snapshot reads; a fold in between does not change the result. A caller that uses the row to decide what to record must
+/// make sure that no other caller does so at the same time.
 #[cfg(feature = "http")]
 pub(crate) async fn row_if_folded(
     context: &Context,

@@ -37,7 +37,7 @@ use crate::{
     store::Transaction,
 };
 
-/// The most long folds that a notifier runs at the same time.
+/// The maximum number of long folds that a notifier runs at the same time.
 const LONG_FOLDS_MAX: usize = 8;
 
 #[derive(Debug)]
@@ -67,10 +67,10 @@ impl Work for Folding {
     }
 }
 
-/// A running notifier. Dropping it stops it at once; [`Notifier::shutdown`] also releases its leases, so that other nodes need
-/// not wait until its node expires.
+/// A running notifier. Dropping it stops it at once; [`Notifier::shutdown`] also releases its leases, so that other nodes do not have to
+/// wait until its node expires.
 #[derive(Debug)]
-#[must_use = "dropping it stops it: it folds nothing any more"]
+#[must_use = "dropping a notifier stops it: it no longer folds"]
 pub struct Notifier {
     partitions: HeldPartitions,
     worker: Worker,
@@ -78,7 +78,7 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Starts it on `member`, and takes its share of the partitions as far as they are free.
+    /// Starts a notifier on `member`, which takes its share of the partitions as far as they are free.
     pub(crate) async fn start(
         context: &Arc<Context>,
         member: &Arc<Member>,
@@ -100,12 +100,12 @@ impl Notifier {
         Ok(Self { partitions, worker, poll })
     }
 
-    /// The numbers of the partitions on which it works at the moment, in order.
+    /// The numbers of the partitions that the notifier works on at the moment, in order.
     pub fn partitions(&self) -> Vec<u32> {
         self.partitions.numbers()
     }
 
-    /// Ends each task after its present fold, and releases the leases. If this was the last handle on the node, the node leaves the bus.
+    /// Ends each task after its current fold, and releases the leases. If this was the last handle on the node, the node leaves the bus.
     pub async fn shutdown(mut self) -> Result<()> {
         let ended = self.worker.shutdown().await;
         self.poll.shutdown().await;

@@ -1,10 +1,10 @@
-//! A model of one reader and one name, small enough to explore every order of steps: producers record events, folds take all of them
-//! or only a part, tombstones are deleted, and the reader stops within a page, resumes from its stored cursor, gets another filter,
-//! and expires.
+//! A model of one reader and one name, small enough to explore every order of steps: producers record events, folds take all or only some
+//! of the events, tombstones are deleted, and the reader stops within a page, resumes from its stored cursor, gets another filter, and
+//! expires.
 //!
-//! The model uses the real functions: [`fold`] makes the rows; [`Cursor`] and [`Notification::news_since`] decide what is news and
-//! whether the reader has expired. Beside them it computes what must be delivered to the reader: the newest fact of each kind of the
-//! newest instance, and a deletion by name once the reader may know that the name existed.
+//! The model uses the real functions: [`fold`] makes the rows; [`Cursor`] and [`Notification::news_since`] decide what is news and whether
+//! the reader has expired. The model itself computes what must be delivered to the reader: the newest fact of each kind of the newest
+//! instance, and a deletion by name once the reader may know that the name existed.
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +36,7 @@ enum Mistake {
 struct Reading {
     events: u8,
     folds: u8,
-    /// How often the reader may stop within a page, or get another filter.
+    /// How many times the reader may stop within a page, or get another filter.
     stops: u8,
     mistake: Option<Mistake>,
 }
@@ -49,7 +49,7 @@ struct State {
     stops: u8,
     /// How many instances were created.
     instances: u8,
-    /// Whether the last instance lives.
+    /// Whether the last instance is alive.
     lives: bool,
     /// Unfolded events, by instance and kind.
     waiting: BTreeMap<u8, [u8; 3]>,
@@ -69,7 +69,7 @@ struct State {
     newest: [u64; 3],
     /// The version of the newest row that was delivered with each kind.
     delivered: [u64; 3],
-    /// The version up to which the reader knows that the name existed; 0 if it may not know it.
+    /// The version up to which the reader knows that the name existed; 0 if the reader may not know that.
     known: u64,
 }
 
@@ -156,7 +156,7 @@ impl State {
         Ok(())
     }
 
-    /// Fails if the reader has reached the end but was not delivered everything.
+    /// Fails if the reader has reached the end but has not received everything.
     fn judge_end(&mut self) -> Result<(), String> {
         if let Some(due) = self.owed_deletion(self.version) {
             return Err(format!("the deletion of {due} was never delivered"));
@@ -177,13 +177,13 @@ impl State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Before,
-    /// Right behind it, before the end of the feed.
+    /// Right after the row, before the end of the feed.
     Behind,
     Complete,
 }
 
 impl Reading {
-    /// The reader reads a page. Fails if a delivery is missing; returns `None` if no page can end there.
+    /// Has the reader read a page. Fails if a delivery is missing; returns `None` if no page can end at `end`.
     fn read(&self, state: &State, end: End) -> Option<Result<State, String>> {
         let mut next = state.clone();
         let cursor = state.cursor();
@@ -245,7 +245,7 @@ impl Reading {
         }
     }
 
-    /// The steps that can happen in `state`, each with a name and the next state. A step that must never happen is an error.
+    /// Returns the possible steps in `state`, each with a name and the next state. The state of a step that must never happen is an error.
     fn steps(&self, state: &State) -> Vec<(String, Result<State, String>)> {
         let mut steps = Vec::new();
         if state.events > 0 {
@@ -266,13 +266,13 @@ impl Reading {
             let all: Vec<_> = state.waiting.keys().copied().collect();
             let mut next = state.clone();
             next.fold(&all);
-            steps.push(("all that waits is folded".to_owned(), Ok(next)));
+            steps.push(("all waiting events are folded".to_owned(), Ok(next)));
             // A name whose tombstone was deleted has no waiting events.
             if all.len() > 1 && state.horizon == 0 {
                 for instance in all {
                     let mut next = state.clone();
                     next.fold(&[instance]);
-                    steps.push((format!("what waits of {instance} is folded"), Ok(next)));
+                    steps.push((format!("events of {instance} are folded"), Ok(next)));
                 }
             }
         }
@@ -337,7 +337,7 @@ impl Model for Reading {
     }
 }
 
-/// How many states the model can reach, breadth first; or the shortest steps to a state that must not be, and what is wrong there.
+/// Returns how many states the model can reach. Fails with the shortest steps to a state that must not exist, and what is wrong there.
 fn explore(model: Reading) -> Result<usize, (Vec<String>, String)> {
     let checker = model.checker().spawn_bfs().join();
     let Some(way) = checker.discovery("promised") else {

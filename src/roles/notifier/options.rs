@@ -11,16 +11,16 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotifierOptions {
-    /// How it takes its share of the partitions.
+    /// How the notifier takes its share of the partitions.
     pub balance: BalanceOptions,
-    /// The most of the time that folding a partition computes, in percent, 1 to 100. A fold that has computed for longer pauses accordingly,
-    /// so that more events are coalesced into the next one; time that it waits for the store counts as pause. Default: 40.
+    /// The maximum share of time that folding a partition may compute, in percent, 1 to 100. The longer a fold has computed, the longer it
+    /// pauses, so that more events are coalesced into the next fold; time that a fold waits for the store counts as pause. Default: 40.
     pub fold_percent: u8,
     /// The longest such pause. Zero folds without a pause. Default: 25 ms.
     pub fold_interval_max: Duration,
-    /// How often it polls for events whose ring was lost. Default: 1 s.
+    /// How often the notifier polls for events whose ring was lost. Default: 1 s.
     pub poll_interval: Duration,
-    /// The most rows of counters that one fold reads. Default: 1,000.
+    /// The maximum number of rows of counters that one fold reads. Default: 1,000.
     pub fold_rows_max: usize,
 }
 
@@ -53,7 +53,7 @@ impl NotifierOptions {
             return Err(Error::invalid("fold percent", format!("{} is not 1 to 100", self.fold_percent)));
         }
         self.balance.check()?;
-        // One database can have a row of counters, one of its last update and a design document, and each fold must make progress.
+        // One database can have rows for counters, for its last update and for a design document, and each fold must make progress.
         if !(10..=10_000).contains(&self.fold_rows_max) {
             return Err(Error::invalid("fold rows", format!("{} is not 10 to 10,000", self.fold_rows_max)));
         }

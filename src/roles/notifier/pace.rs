@@ -1,13 +1,13 @@
 //! [`Pace`]: how long a partition rests after a fold, so that folding takes a bounded share of the processor's time.
 //!
-//! Only what a fold computes costs a rest. While it waits for the store it rests already: the events of that time are coalesced, and a pause
-//! on top of it would only be latency.
+//! Only the time that a fold spends computing costs a rest. A fold that waits for the store already rests: the events of that time are
+//! coalesced, and another pause would only add latency.
 
 use std::time::Duration;
 
 use super::options::NotifierOptions;
 
-/// The shortest rest, because timers are no finer. Shorter rests accumulate until they reach it.
+/// The shortest rest, because timers are not more precise. Shorter rests accumulate until they reach it.
 const REST_MIN: Duration = Duration::from_millis(1);
 
 /// A fold that computes for at least this time is long.
@@ -25,7 +25,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Notes a fold from `began` to `ended`, in which it `computed` for so long. The rest of that time it waited, and so rested.
+    /// Records a fold from `began` to `ended`, which `computed` for that part of the time. The time that it waited counts as rest.
     pub fn folded(
         &mut self,
         (began, ended): (Duration, Duration),
@@ -77,8 +77,8 @@ mod tests {
         assert_eq!(pace.pause(us(59_000)), options.fold_interval_max);
     }
 
-    /// Bug: a fold that waited for a slow store paused for a multiple of that, which doubled the latency and saved nothing. Fix: only what it
-    /// computes counts.
+    /// Bug: a fold that waited for a slow store paused for a multiple of that time, which doubled the latency and saved nothing. Fix: only
+    /// the time that it computes counts.
     #[test]
     fn time_that_a_fold_waits_is_rest() {
         let options = NotifierOptions { fold_percent: 25, ..NotifierOptions::default() };

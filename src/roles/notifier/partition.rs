@@ -1,4 +1,4 @@
-//! The task of one partition: waits until events may be there, and folds until none are left.
+//! The task of one partition: waits until there may be events, and folds until none are left.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -26,10 +26,10 @@ use crate::{
 
 const FOLD: &str = "fold of a partition";
 
-/// The longest time that a long fold waits for its turn.
+/// The maximum time that a long fold waits for its turn.
 const TURN_WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// How often in a row a doorbell may ring for nothing: a few rings for the events of one fold are no sign of trouble.
+/// How many times in a row a doorbell may ring for nothing: a few rings for the events of one fold are no sign of trouble.
 const USELESS_MAX: u32 = 4;
 
 pub(super) struct Task {
@@ -37,25 +37,25 @@ pub(super) struct Task {
     partition: Partition,
     lease: Held,
     options: NotifierOptions,
-    /// Folds committed under the lease.
+    /// How many folds were committed under the lease.
     folds: u64,
-    /// Outcome of the last fold, if it failed but may have committed.
+    /// The outcome of the last fold, if it failed but may have committed.
     unsettled: Done,
     /// Fires when another process rings; `None` if it has fired or could not be set.
     doorbell: Option<Watch>,
-    /// Whether the doorbell has caused this pass, and how often in a row it has rung for nothing.
+    /// Whether the doorbell caused this pass, and how many times in a row it has rung for nothing.
     has_rung: bool,
     useless: u32,
-    /// Bytes of a fold's transaction at which it ends.
+    /// The size of a fold's transaction, in bytes, at which the fold ends.
     size_max: usize,
-    /// Rests between passes.
+    /// Decides how long to rest between passes.
     pace: Pace,
-    /// Turns of the partitions whose folds are long.
+    /// Limits how many partitions run long folds at the same time.
     turns: Arc<Semaphore>,
     present: Present,
 }
 
-/// Shows producers of this process, and the poll of the notifier, that a task works on the partition. Dropping it withdraws that.
+/// Shows the producers of this process and the poll of the notifier that a task works on the partition, until it is dropped.
 struct Present {
     context: Arc<Context>,
     partitions: HeldPartitions,
@@ -64,7 +64,7 @@ struct Present {
 }
 
 impl Present {
-    /// Notes for the poll whether the last pass has left rows in place.
+    /// Records for the poll whether the last pass left rows in place.
     fn set_left(&self, has_left: bool) {
         self.partitions.lock().insert(self.lease, has_left);
     }
@@ -111,7 +111,7 @@ impl Task {
         }
     }
 
-    /// Folds until it is asked to stop; fails if the lease is lost.
+    /// Folds until the task is asked to stop; fails if the lease is lost.
     pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
             let folds = self.folds;
@@ -175,7 +175,7 @@ impl Task {
             self.account(&done);
             match done.next {
                 Some(next) if !stop.is_requested() => from = Some(next),
-                // The first fold may be the settled one of the last pass, which read before this pass was woken: read once more.
+                // The first fold may be the settled one of the last pass, which read its events before this pass woke. Read once more.
                 None if settles && !stop.is_requested() => {
                     from = None;
                     settles = false;
@@ -188,7 +188,7 @@ impl Task {
         }
     }
 
-    /// Whether a fold that failed with `error` was too large or took too long and can be tried again as a smaller one.
+    /// Returns whether a fold that failed with `error` was too large or took too long and can be tried again as a smaller one.
     fn shrink(&mut self, error: &Error) -> bool {
         let codes = [StoreError::TRANSACTION_TOO_LARGE.code(), StoreError::TRANSACTION_TOO_OLD.code()];
         let is_too_much = error.code().is_some_and(|code| codes.contains(&code));
@@ -255,7 +255,7 @@ impl Task {
                 self.doorbell = None;
                 self.has_rung = rung.is_ok();
                 if let Err(error) = rung {
-                    // A watch can be refused as late as this. Another one might fail at once and cause a busy loop; the poll finds the
+                    // A watch can be refused even this late. Another watch might fail at once and cause a busy loop; the poll will find the
                     // events.
                     context.stats.health.complain(env, "watch of a doorbell", &error);
                     context.signals.woken(self.partition).await;
@@ -264,10 +264,10 @@ impl Task {
         }
     }
 
-    /// A pass is over. A doorbell that has rung for nothing too often is left alone until events are found without it.
+    /// Records the end of a pass. A doorbell that has rung for nothing too often is ignored until events are found without it.
     fn has_passed(&mut self, has_folded: bool) {
         if has_folded && self.useless >= USELESS_MAX {
-            // Another pass watches it again.
+            // Start another pass, which watches the doorbell again.
             self.context.signals.wake(self.partition);
         }
         let has_rung = std::mem::take(&mut self.has_rung);
@@ -275,8 +275,8 @@ impl Task {
     }
 }
 
-/// The turn of a long fold. Of folds that share the processor each one takes as long as all of them; one after the other, most are done
-/// sooner. `None` if the others take too long: they may wait for a part of the store.
+/// Waits for the turn of a long fold. If folds share the processor, each takes as long as all of them together; one at a time, most are
+/// done sooner. Returns `None` if the others take too long: they may be waiting for a part of the store.
 async fn turn<'a>(context: &Context, turns: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
     tokio::select! {
         biased;
@@ -285,8 +285,8 @@ async fn turn<'a>(context: &Context, turns: &'a Semaphore) -> Option<SemaphorePe
     }
 }
 
-/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. It is tried once: without a watch, the poll finds
-/// the events.
+/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. It is tried only once: without a watch, the poll
+/// finds the events.
 async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
     let (key, tx) = (context.keys.doorbell(partition), context.store.begin());
     let set = async {
@@ -299,13 +299,13 @@ async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
         .ok()
 }
 
-/// The partitions on which a notifier works at the moment. Each has the epoch of its lease, and whether its last pass has left
-/// rows in place because they cannot be decoded.
+/// The partitions on which a notifier works at the moment. Each has the epoch of its lease, and whether its last pass left rows in place
+/// because they cannot be decoded.
 #[derive(Debug, Clone, Default)]
 pub(super) struct HeldPartitions(Arc<Mutex<BTreeMap<(Partition, u64), bool>>>);
 
 impl HeldPartitions {
-    /// The map, locked.
+    /// Locks the map.
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<(Partition, u64), bool>> {
         self.0.lock()
     }
@@ -316,7 +316,7 @@ impl HeldPartitions {
         numbers
     }
 
-    /// Whether the last pass of `partition` has left rows in place.
+    /// Whether the last pass of `partition` left rows in place.
     pub fn has_left(&self, partition: Partition) -> bool {
         self.lock().range((partition, 0)..=(partition, u64::MAX)).any(|(_, has_left)| *has_left)
     }

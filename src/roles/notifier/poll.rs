@@ -1,7 +1,7 @@
 //! The poll of a notifier: finds events whose doorbell was lost.
 //!
-//! While no events wait, it is one read of at most one key, whatever the number of databases, and whichever partitions the notifier
-//! holds. If it finds events, hints are being lost, so it polls more often for a while.
+//! While no events wait, a poll is one read of at most one key, regardless of the number of databases and of the partitions that the
+//! notifier holds. If a poll finds events, hints are being lost, so the notifier polls more often for a while.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,13 +12,13 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// Its name in reports of trouble.
+/// The name of the poll in reports of trouble.
 pub(super) const POLL: &str = "poll of a notifier";
 
 /// How many times shorter than the poll interval a pause can get.
 const HASTE_MAX: u32 = 16;
 
-/// Polls the held partitions until it is dropped.
+/// Polls the held partitions until the future is dropped.
 pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, interval: Duration) {
     let mut pause = interval;
     let health = &context.stats.health;
@@ -35,7 +35,7 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
             Ok(waiting) => {
                 for partition in waiting {
                     context.signals.wake(partition);
-                    // Rows that cannot be decoded stay until somebody repairs them; they are no missed events.
+                    // Rows that cannot be decoded stay until somebody repairs them; they do not show that events were missed.
                     has_found |= !partitions.has_left(partition);
                 }
                 health.works(POLL, 0);
@@ -50,9 +50,9 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
     }
 }
 
-/// Those of `partitions`, in ascending order, that have rows of counters. It reads keys only, at most one of each partition, so rows that
-/// cannot be decoded do not stop it; and it reads across partitions that are not asked for, so that all of them without rows cost one
-/// read.
+/// Returns those of `partitions`, in ascending order, that have rows of counters. It reads only keys, at most one per partition, so rows
+/// that cannot be decoded do not stop it. It also reads across partitions that are not asked for, so that all partitions without rows cost
+/// one read.
 pub(super) async fn occupied(
     context: &Context,
     tx: &Transaction,

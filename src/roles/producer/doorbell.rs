@@ -1,7 +1,7 @@
-//! The doorbell ringer: one task per process that shows notifiers of other processes in which partitions events wait.
+//! The doorbell ringer: one task per process that shows the notifiers of other processes in which partitions events wait.
 //!
-//! It rings after the commits, and coalesces: however many transactions have recorded events, it commits at most one
-//! small transaction every few milliseconds for all their partitions.
+//! It rings after the commits, and coalesces: however many transactions recorded events, it commits at most one small transaction every few
+//! milliseconds for all their partitions.
 
 use std::{
     sync::{Arc, Weak},
@@ -13,14 +13,14 @@ use crate::{
     store::{AtomicOp, RetryPolicy},
 };
 
-/// Its name in reports of trouble.
+/// The name of the ringer in reports of trouble.
 pub(crate) const RINGER: &str = "ringing of doorbells";
 
-/// Least time between two transactions of the ringer.
+/// The minimum time between two transactions of the ringer.
 const RING_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Rings doorbells until it is dropped or the bus ends. It holds the store only while it rings, so that a folder can be opened
-/// again as soon as the last handle on it is dropped.
+/// Rings doorbells until the future is dropped or the bus ends. It holds the store only while it rings, so that the folder of a store can
+/// be opened again as soon as the last handle of the store is dropped.
 pub(crate) async fn ringer(signals: Arc<Signals>, context: Weak<Context>) {
     loop {
         signals.dirtied().await;
@@ -40,7 +40,7 @@ pub(crate) async fn ringer(signals: Arc<Signals>, context: Weak<Context>) {
 /// Rings the doorbells of `partitions` in one transaction. If it fails, the notifier's poll finds the events.
 async fn ring(context: &Context, partitions: &[Partition]) {
     if context.stats.health.ended().is_some() {
-        // The bus is gone: to ring would leave a key behind.
+        // The bus is gone: ringing would leave a key behind.
         return;
     }
     let policy = RetryPolicy { attempts_max: Some(3), ..RetryPolicy::default() };

@@ -1,16 +1,16 @@
 //! Records events in a layer's own `foundationdb` transaction.
 //!
-//! The transaction is used by reference. The caller commits it, retries it and rings the receipt. The client merges the `ADD`s
-//! of one transaction to one key, so several events of one database cost one mutation here, too, while the database has
-//! one slot. With more slots each call picks its own; [`Producer::record_all`](super::Producer::record_all) then records any
-//! number of events with one mutation.
+//! The transaction is used by reference. The caller commits it, retries it and rings the receipt. The client merges the `ADD`s of one
+//! transaction to one key, so several events of one database cost one mutation here as well, as long as the database has one slot. With
+//! more slots each call picks its own slot; [`Producer::record_all`](super::Producer::record_all) then records any number of events with
+//! one mutation.
 
 use ::foundationdb::{RetryableTransaction, Transaction, options::MutationType};
 
 use super::{EventTarget, Receipt};
 use crate::base::encoding::Tally;
 
-/// A raw transaction. The caller rings the [`Receipt`] after its commit.
+/// A raw transaction. The caller rings the [`Receipt`] after the commit.
 impl EventTarget for Transaction {
     type Receipt = Receipt;
 

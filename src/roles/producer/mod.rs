@@ -31,11 +31,11 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProducerOptions {
-    /// Over how many keys the counters of one database are spread, 1 to 256. A transaction picks one at random. Raise it
-    /// when one database is so hot that the storage process of its single counter key is the bottleneck. Default: 1.
+    /// The number of keys over which the counters of one database are spread, 1 to 256. A transaction picks one at random. Raise the number
+    /// if one database is so hot that the storage process of its single counter key is the bottleneck. Default: 1.
     pub slots: u16,
-    /// Whether the rows carry the versionstamp of the newest transaction that recorded an event. It costs one more
-    /// mutation per database and transaction. Default: false.
+    /// Whether the rows carry the versionstamp of the newest transaction that recorded an event. This costs one more mutation per database
+    /// and transaction. Default: false.
     pub record_versionstamps: bool,
 }
 
@@ -48,7 +48,7 @@ impl Default for ProducerOptions {
 }
 
 impl ProducerOptions {
-    /// The most slots that a database can have.
+    /// The maximum number of slots per database.
     pub const SLOTS_MAX: u16 = 256;
 }
 
@@ -99,7 +99,7 @@ impl Producer {
         self.add(transaction, db, &EventKind::Deleted.once().into())
     }
 
-    /// Records that something in `db` changed in this transaction, other than a design document.
+    /// Records that something other than a design document changed in `db` in this transaction.
     ///
     /// `db` names the instance that [`Producer::created`] was called with: keep it with the database, and read it in the transaction
     /// that records. An event is *stale* if its instance was replaced by another, or was never created while another one exists. A stale
@@ -110,8 +110,8 @@ impl Producer {
     }
 
     /// Records that a design document of `db` was written or deleted in this transaction. With its id, readers of
-    /// [`NotificationFeed::ddocs`](crate::feed::NotificationFeed::ddocs) learn which one it was. Without an id it may be any, and
-    /// readers of every design document get the event.
+    /// [`NotificationFeed::ddocs`](crate::feed::NotificationFeed::ddocs) learn which one it was. Without an id it may be any design
+    /// document, and readers of every design document get the event.
     pub fn ddoc_updated<T: EventTarget>(&self, transaction: &T, db: &Db, id: Option<&DdocId>) -> T::Receipt {
         let tally = Tally { counters: EventKind::DdocUpdated.once(), with_id: id.is_some().into() };
         if let Some(id) = id {
@@ -122,8 +122,8 @@ impl Producer {
         self.add(transaction, db, &tally)
     }
 
-    /// Records `counters` of `db` with one `ADD`, however many events they are. For imports, and for callers that
-    /// gather the events of a transaction by themselves. Updates of design documents are recorded without ids.
+    /// Records `counters` of `db` with one `ADD`, however many events they count. Meant for imports, and for callers that collect the
+    /// events of a transaction themselves. Updates of design documents are recorded without ids.
     ///
     /// Fails with [`Error::Invalid`] if a kind has more than 2^32 − 1 events; then nothing is recorded.
     pub fn record_all<T: EventTarget>(

@@ -1,4 +1,4 @@
-//! [`PendingEvents`]: the events that a transaction records, until its commit.
+//! [`PendingEvents`]: the events that a transaction records, kept until its commit.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -9,25 +9,25 @@ use crate::{
     store::{AtomicOp, Extension, Mutation, Transaction, write_len},
 };
 
-/// The events of a transaction.
+/// The events that a transaction has recorded so far.
 #[derive(Default)]
 pub(super) struct PendingEvents {
     additions: Additions,
-    /// Keys whose values get the versionstamp, each with the operand.
+    /// Keys whose values get the versionstamp, each with its operand.
     stamps: BTreeMap<Bytes, Bytes>,
-    /// About the bytes that `stamps` add to the size of the transaction.
+    /// The approximate number of bytes that `stamps` add to the size of the transaction.
     stamps_len: usize,
 }
 
 impl PendingEvents {
-    /// Adds `tally` to the counters at `key` with the commit of `tx`. However often this is called for one key, the commit
-    /// has one `ADD` for it. Reads of `tx` do not see it.
+    /// Adds `tally` to the counters at `key` with the commit of `tx`. However many times this is called for one key, the commit has one
+    /// `ADD` for it. Reads of `tx` do not see the addition.
     pub fn add(tx: &Transaction, key: Vec<u8>, tally: &Tally) {
         tx.extension(|pending: &mut Self| pending.additions.add(key, tally));
     }
 
-    /// Sets the value at `key` with the commit of `tx` to `operand`, in which the versionstamp replaces 10 bytes. However
-    /// often this is called for one key, the commit sets it once. Reads of `tx` do not see it.
+    /// Sets the value at `key` with the commit of `tx` to `operand`, in which the versionstamp replaces 10 bytes. However many times this
+    /// is called for one key, the commit sets it once. Reads of `tx` do not see the value.
     pub fn stamp(tx: &Transaction, key: Bytes, operand: Bytes) {
         tx.extension(|pending: &mut Self| {
             let len = write_len(key.len(), operand.len());
@@ -55,24 +55,24 @@ impl Extension for PendingEvents {
 /// Keys and the counters to add to each.
 #[derive(Default)]
 pub(super) struct Additions {
-    /// In no order; a key may be there several times.
+    /// In no particular order; a key may occur several times.
     all: Vec<Addition>,
-    /// The keys, one behind the other: they and their operands become one allocation.
+    /// The keys, concatenated. The keys and their operands become one allocation.
     keys: Vec<u8>,
-    /// How many keys were there when they were last merged.
+    /// How many additions were left after the last merge.
     merged: usize,
 }
 
 /// The counters to add to a key.
 #[derive(Clone, Copy)]
 struct Addition {
-    /// Where the key is.
+    /// Where the key is in `keys`: from `begin` to before `end`.
     begin: usize,
     end: usize,
     tally: Tally,
 }
 
-/// Fewer additions than this are merged at the commit only.
+/// Fewer additions than this are merged only at the commit.
 const MERGED_MIN: usize = 64;
 
 impl Additions {
@@ -103,7 +103,7 @@ impl Additions {
         self.all.push(Addition { begin, end: self.keys.len(), tally: *tally });
     }
 
-    /// Leaves each key once, in order.
+    /// Merges the additions, so that each key occurs once, in order.
     fn merge(&mut self) {
         let key = |addition: &Addition| &self.keys[addition.begin..addition.end];
         self.all.sort_unstable_by(|a, b| key(a).cmp(key(b)));
@@ -116,12 +116,12 @@ impl Additions {
         });
     }
 
-    /// About the bytes that they add to the size of their transaction.
+    /// Returns the approximate number of bytes that the additions add to the size of their transaction.
     pub fn len(&self) -> usize {
         self.all.iter().map(|addition| write_len(addition.end - addition.begin, COUNTERS_LEN)).sum()
     }
 
-    /// One `ADD` for each key, in their order.
+    /// Returns one `ADD` for each key, in the order of the keys.
     pub fn into_mutations(mut self) -> impl ExactSizeIterator<Item = Mutation> {
         self.merge();
         let Self { all, mut keys, .. } = self;
@@ -161,8 +161,8 @@ mod tests {
         assert!(additions.into_mutations().eq(expected));
     }
 
-    /// Regression: what is held back for the commit counted for nothing before it; then the counters did, but versionstamps did
-    /// not. A producer that records versionstamps and commits in time, by the size, failed with 2101.
+    /// Regression: writes that are held back for the commit did not count for the size before it; after a first fix counters did, but
+    /// versionstamps did not. A producer that recorded versionstamps, and used the size to commit in time, failed with 2101.
     #[tokio::test]
     async fn events_and_stamps_count_for_the_size_of_their_transaction() {
         let one = Tally::from(Counters { updated: 1, ..Counters::ZERO });

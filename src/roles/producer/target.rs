@@ -14,7 +14,7 @@ use crate::{
 /// A transaction in which events can be recorded: a [`Transaction`] of this crate, or one of a layer that does not use
 /// [`Store`](crate::store::Store).
 pub trait EventTarget {
-    /// What recording returns: nothing where the commit rings by itself, a [`Receipt`] where the caller has to ring.
+    /// What recording returns: nothing if the commit rings by itself, a [`Receipt`] if the caller has to ring.
     type Receipt;
 
     /// Applies `ADD` with [`Tally::to_bytes`] to `key`.
@@ -23,8 +23,8 @@ pub trait EventTarget {
     /// Applies `SET_VERSIONSTAMPED_VALUE` with `operand` to `key`.
     fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]);
 
-    /// A number that stays the same for this transaction and differs between transactions. It spreads a hot database over
-    /// its slots.
+    /// Returns a number that stays the same for this transaction and differs between transactions. It spreads a hot database over its
+    /// slots.
     fn spread(&self) -> u64;
 
     /// Keeps the receipt until the commit, or returns it to the caller.

@@ -1,10 +1,9 @@
-//! Counting the rows behind a position, without reading all of them.
+//! Counts the rows after a position, without reading all of them.
 //!
-//! Writers count the rows of each shard ([`append`](super::append)), so the number of rows of a topology entry is
-//! known. A count reads only the rows between the position and a mark, which is a position with a known count: the
-//! beginning of the entry, its end, or a position that was counted since the last append. It reads both sides in
-//! turn, so the nearer mark decides. A page at the beginning or at the end costs next to nothing, and a page behind
-//! another page costs the rows between them.
+//! Writers count the rows of each shard ([`append`](super::append)), so the number of rows of a topology entry is known. A count reads only
+//! the rows between the position and a mark, which is a position with a known count: the beginning of the entry, its end, or a position
+//! that was counted since the last append. It reads on both sides in turn, so the nearer mark decides. A page at the beginning or at the
+//! end costs next to nothing, and a page after another page costs the rows between them.
 
 use std::mem;
 
@@ -21,25 +20,25 @@ const STEP_ROWS: usize = 512;
 /// How many rows of one side one transaction reads.
 const TRANSACTION_ROWS: usize = 100_000;
 
-/// How often a count over several transactions begins again because of an append. The next one may be off by the rows
-/// that move while it counts.
+/// How many times a count over several transactions starts again because of an append. The last count may be off by the number of rows that
+/// move meanwhile.
 const RESTARTS_MAX: u32 = 3;
 
-/// A position, and the number of rows behind it.
+/// A position, and the number of rows after it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mark {
     pub at: Sequence,
     pub behind: u64,
 }
 
-/// Marks of earlier counts. They hold as long as the newest row is the same.
+/// Marks of earlier counts. They are valid as long as the newest row is the same.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KnownMarks {
     /// The position of the newest row.
     pub newest: Sequence,
     /// The last mark at or before the position.
     pub below: Option<Mark>,
-    /// The first mark behind it.
+    /// The first mark after the position.
     pub above: Option<Mark>,
 }
 
@@ -50,7 +49,7 @@ pub(crate) struct KnownMarks {
     expect(dead_code, reason = "only feeds over HTTP remember what was counted")
 )]
 pub(crate) struct Counted {
-    /// The number of rows behind the position.
+    /// The number of rows after the position.
     pub behind: u64,
     /// The position of the newest row of the feed at that time; the smallest sequence if there was none.
     pub newest: Sequence,
@@ -59,17 +58,17 @@ pub(crate) struct Counted {
 /// The rows between the position and one of the marks around it.
 #[derive(Debug, Clone)]
 struct Side {
-    /// The number of rows behind the mark.
+    /// The number of rows after the mark.
     behind: u64,
     /// The number of rows counted so far.
     count: u64,
-    /// The shards that are still to be counted, each with the sequence to go on after.
+    /// The shards that are still to be counted, each with the sequence after which to continue.
     rest: Vec<(RowSpace, Sequence)>,
     last: Sequence,
 }
 
 impl Side {
-    /// Counts up to `limit` further rows. Returns whether all are counted.
+    /// Counts up to `limit` more rows. Returns whether all are counted.
     async fn step(&mut self, tx: &Transaction, feed: RawFeed<'_>, limit: usize) -> Result<bool> {
         let limit = limit / self.rest.len().max(1) + 1;
         for some in mem::take(&mut self.rest).chunks(SHARDS_READ_AT_ONCE) {
@@ -83,19 +82,19 @@ impl Side {
     }
 }
 
-/// A count that is under way.
+/// A count in progress.
 #[derive(Debug, Clone)]
 struct Counting {
     /// The position of the newest row of the feed.
     newest: Sequence,
     /// The rows before the position.
     before: Side,
-    /// The rows after it.
+    /// The rows after the position.
     after: Side,
 }
 
 impl Counting {
-    /// Counts further. Returns the number of rows behind the position, once it is known.
+    /// Continues the count. Returns the number of rows after the position, once it is known.
     async fn go_on(&mut self, tx: &Transaction, feed: RawFeed<'_>) -> Result<Option<u64>> {
         let (mut limit, mut left) = (STEP_ROWS, TRANSACTION_ROWS);
         while left > 0 {
@@ -113,8 +112,8 @@ impl Counting {
 }
 
 impl RawFeed<'_> {
-    /// The number of rows in the shards from `first` to the last of `entries`, which are the last ones of the topology. A layer
-    /// that named a wrong previous edit may have counted too few rows. The number is never below 0.
+    /// Returns the number of rows in the shards of `entries`, which are consecutive. If a layer named a wrong previous edit, too few rows
+    /// may have been counted. The number is never below 0.
     async fn rows_in(self, tx: &Transaction, entries: &[TopologyRow]) -> Result<u64> {
         let mut shards = entries.iter().flat_map(TopologyRow::shards);
         let Some(first) = shards.next() else { return Ok(0) };
@@ -129,7 +128,7 @@ impl RawFeed<'_> {
         Ok(row_count(stored.as_deref())?.max(0).cast_unsigned())
     }
 
-    /// Begins a count of the rows of the feed, or of `shard`, behind `position`.
+    /// Begins a count of the rows of the feed, or of `shard`, after `position`.
     async fn counting(
         self,
         tx: &Transaction,
@@ -165,9 +164,9 @@ impl RawFeed<'_> {
 }
 
 impl<R: FeedRow> Feed<R> {
-    /// The number of rows after `cursor`, which a reader there has still to read. It is exact at one version of the
-    /// store if at most 100,000 rows are between the cursor and an end of its topology entry. Otherwise it may miss
-    /// rows that move while it counts.
+    /// Returns the number of rows after `cursor`, which a reader at that position has yet to read. The number is exact at one version of
+    /// the store if at most 100,000 rows are between the cursor and an end of its topology entry. Otherwise it may miss rows that move
+    /// meanwhile.
     ///
     /// Fails as [`Feed::page`] does.
     pub async fn pending(&self, cursor: impl Into<Cursor>) -> Result<u64> {
@@ -176,9 +175,10 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.behind(None, cursor.position(), None).await?.behind)
     }
 
-    /// The number of rows of `shard`. A shard that was dropped has none.
+    /// Returns the number of rows of `shard`. A shard that was dropped has none.
     ///
-    /// Fails with [`Error::NoShard`](crate::Error::NoShard) if there never was such a shard, and with [`Error::NoFeed`](crate::Error::NoFeed) if there is no such feed.
+    /// Fails with [`Error::NoShard`](crate::Error::NoShard) if there never was such a shard, and with
+    /// [`Error::NoFeed`](crate::Error::NoFeed) if there is no such feed.
     pub async fn shard_rows(&self, shard: ShardId) -> Result<u64> {
         let feed = self.raw();
         let read = async |tx| match feed.space_of_shard(&tx, shard).await? {
@@ -188,7 +188,7 @@ impl<R: FeedRow> Feed<R> {
         self.context.store.run(read).await
     }
 
-    /// The number of rows of the feed, or of `shard`, behind `position`. The position is not checked.
+    /// Returns the number of rows of the feed, or of `shard`, after `position`. The position is not checked.
     pub(crate) async fn behind(
         &self,
         shard: Option<ShardId>,

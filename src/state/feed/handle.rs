@@ -22,10 +22,10 @@ use crate::{
     store::{RetryPolicy, Transaction},
 };
 
-/// The most rows that a page can have.
+/// The maximum number of rows in a page.
 pub const PAGE_ROWS_MAX: usize = 10_000;
 
-/// How many shards are read at once where nothing else limits it.
+/// How many shards are read at once where nothing else limits the number.
 pub(crate) const SHARDS_READ_AT_ONCE: usize = 64;
 
 /// A type of row that a feed can hold.
@@ -33,27 +33,25 @@ pub trait FeedRow: Sized + Send + Sync + 'static {
     /// Decodes the row stored at `sequence` as `bytes`. Fails with [`Error::Corrupt`].
     fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self>;
 
-    /// Its position.
+    /// The position of the row.
     fn sequence(&self) -> Sequence;
 
-    /// The id of the row: the name of a database, the id of a document. The feed has one row per id, and routes rows
-    /// to shards by it.
+    /// The id of the row: the name of a database, or the id of a document. The feed has one row per id, and routes rows to shards by id.
     fn id(&self) -> &[u8];
 }
 
 /// Some rows of a feed, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedPage<R> {
-    /// The rows. Rows that this program cannot decode, because they are damaged or a later version has written them,
-    /// are left out, counted in [`StatsSnapshot::rows_skipped`](crate::node::StatsSnapshot::rows_skipped) and named
-    /// by [`Bus::skipped_rows`](crate::Bus::skipped_rows).
+    /// The rows. Rows that this program cannot decode, because they are damaged or were written by a later version, are left out, counted
+    /// in [`StatsSnapshot::rows_skipped`](crate::node::StatsSnapshot::rows_skipped) and named by
+    /// [`Bus::skipped_rows`](crate::Bus::skipped_rows).
     pub rows: Vec<Arc<R>>,
-    /// Everything up to here was read: nothing will ever be added before it. For rows read backwards: everything from
-    /// here on.
+    /// Everything up to here was read: nothing will ever be added before it. For rows read backwards, everything from here on was read.
     ///
-    /// While there is more to read, a reader does not know everything up to here: a row of a later page may have
-    /// superseded an earlier one. So derive the news of all pages from the position where the first page began
-    /// ([`Cursor::knowledge`]), until a page has no more after it.
+    /// While there is more to read, a reader does not know everything up to here: a row of a later page may have superseded an earlier one.
+    /// So derive the news of all pages from the position where the first page began ([`Cursor::knowledge`]), until there is nothing more to
+    /// read.
     pub to: Sequence,
     /// Where the next page begins.
     pub next: Cursor,
@@ -66,18 +64,18 @@ pub struct FeedPage<R> {
 pub struct ShardPage<R> {
     /// The rows; see [`FeedPage::rows`].
     pub rows: Vec<Arc<R>>,
-    /// Everything of the shard up to here was read. It does not go beyond the end of a closed shard.
+    /// Everything of the shard up to here was read. This position is never beyond the end of a closed shard.
     pub to: Sequence,
-    /// Where the next page begins, also the first one of a shard that took over.
+    /// Where the next page begins, even if it is the first page of a successor.
     pub next: Cursor,
     /// Whether there was more to read when the page was read.
     pub more: bool,
-    /// The successors, if the shard is closed and was read to its end. Each further page repeats them; a
-    /// [`ShardReader`](super::ShardReader) returns them once.
+    /// The successors, if the shard is closed and was read to its end. Further pages repeat them; a [`ShardReader`](super::ShardReader)
+    /// returns them only once.
     pub resharded: Option<Resharded>,
 }
 
-/// A feed: one row per id, its newest, ordered by sequence over all shards. Clones are cheap.
+/// A feed: the newest row of each id, ordered by sequence over all shards. Clones are cheap.
 pub struct Feed<R> {
     pub(crate) context: Arc<Context>,
     pub(crate) id: FeedId,
@@ -97,7 +95,7 @@ impl<R> fmt::Debug for Feed<R> {
 }
 
 impl<R: FeedRow> Feed<R> {
-    /// The most rows that a page can have.
+    /// The maximum number of rows in a page.
     pub const PAGE_ROWS_MAX: usize = PAGE_ROWS_MAX;
 
     pub(crate) fn new(context: Arc<Context>, id: FeedId) -> Self {
@@ -108,22 +106,21 @@ impl<R: FeedRow> Feed<R> {
         RawFeed::new(&self.context, &self.id)
     }
 
-    /// The rows after `cursor`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and
-    /// all topologies. Begin at [`Cursor::BEGINNING`] or at a sequence, and go on at [`FeedPage::next`]. Each page has
-    /// a transaction of its own, so reading a backlog may take any time. A row that is superseded meanwhile comes
-    /// later, at its new position.
+    /// Returns the rows after `cursor`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and all topologies.
+    /// Begin at [`Cursor::BEGINNING`] or at a sequence, and continue at [`FeedPage::next`]. Each page has a transaction of its own, so
+    /// reading a backlog may take any amount of time. A row that is superseded meanwhile comes later, at its new position.
     ///
     /// # Errors
     ///
-    /// [`Error::Expired`] if rows after the cursor may have been dropped, or if an embedded store has never given it
-    /// out, because it is of another history; [`Error::Invalid`] if it is ahead of a cluster or of a later
-    /// incarnation; [`Error::NoFeed`] if there is no such feed.
+    /// [`Error::Expired`] if rows after the cursor may have been dropped, or if an embedded store never gave out the cursor, because it
+    /// belongs to another history; [`Error::Invalid`] if the cursor is ahead of a cluster or belongs to a later incarnation;
+    /// [`Error::NoFeed`] if there is no such feed.
     pub async fn page(&self, cursor: impl Into<Cursor>, limit: usize) -> Result<FeedPage<R>> {
         let cursor = cursor.into();
         self.context.store.run(async |tx| self.page_in(&tx, cursor, limit).await).await
     }
 
-    /// [`Feed::page`] within the caller's transaction.
+    /// Does the same as [`Feed::page`], within the caller's transaction.
     pub async fn page_in(
         &self,
         tx: &Transaction,
@@ -134,7 +131,8 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.page_of(&self.raw().page(tx, cursor.into(), limit).await?))
     }
 
-    /// [`Feed::page_in`] for a reader that has begun, of the shards on `lanes` only, which must have all rows after the cursor.
+    /// Does the same as [`Feed::page_in`] for a reader that has begun, but reads only the shards on `lanes`, which must have all rows after
+    /// the cursor.
     pub(crate) async fn page_of_lanes_in(
         &self,
         tx: &Transaction,
@@ -146,14 +144,14 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.page_of(&self.raw().page_of_lanes(tx, begun, lanes, limit).await?))
     }
 
-    /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at
-    /// [`FeedPage::to`]. Rows that are superseded between two pages move to positions that were read already. To get
-    /// these, too, read forward from the [`Feed::now`] of before the first page.
+    /// Returns the rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], and continue at
+    /// [`FeedPage::to`]. Rows that are superseded between two pages move to positions that were already read. To get these, too, call
+    /// [`Feed::now`] before the first page, and read forward from there.
     pub async fn page_before(&self, before: Sequence, limit: usize) -> Result<FeedPage<R>> {
         self.context.store.run(async |tx| self.page_before_in(&tx, before, limit).await).await
     }
 
-    /// [`Feed::page_before`] within the caller's transaction.
+    /// Does the same as [`Feed::page_before`], within the caller's transaction.
     pub async fn page_before_in(
         &self,
         tx: &Transaction,
@@ -164,8 +162,8 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.page_of(&self.raw().page_before(tx, before, limit).await?))
     }
 
-    /// The rows of `shard` after `cursor`, at most `limit` (1 to 10,000). All rows of an id that are written under
-    /// one topology are in one shard, so readers of different shards are independent.
+    /// Returns the rows of `shard` after `cursor`, at most `limit` (1 to 10,000). All rows of an id that are written under one topology are
+    /// in one shard, so readers of different shards are independent.
     ///
     /// Fails with [`Error::NoShard`] if the feed has no such shard, and as [`Feed::page`] does.
     pub async fn shard_page(
@@ -178,7 +176,7 @@ impl<R: FeedRow> Feed<R> {
         self.context.store.run(async |tx| self.shard_page_in(&tx, shard, cursor, limit).await).await
     }
 
-    /// [`Feed::shard_page`] within the caller's transaction.
+    /// Does the same as [`Feed::shard_page`], within the caller's transaction.
     pub async fn shard_page_in(
         &self,
         tx: &Transaction,
@@ -192,7 +190,7 @@ impl<R: FeedRow> Feed<R> {
         Ok(ShardPage { rows, to, next, more, resharded: read.resharded })
     }
 
-    /// The history of the feed's shards, oldest first. Closed entries without rows are dropped from time to time.
+    /// Returns the history of the feed's shards, oldest first. Closed entries without rows are dropped from time to time.
     pub async fn topology(&self) -> Result<Vec<TopologyEntry>> {
         self.context
             .store
@@ -202,9 +200,9 @@ impl<R: FeedRow> Feed<R> {
             .await
     }
 
-    /// The shards that were live at `since`. A reader of single shards starts with these, and goes on with the
-    /// successors of each closed shard; so it misses nothing after `since`. An empty shard may be dropped before its
-    /// first read, which then fails with [`Error::NoShard`]: call this again.
+    /// Returns the shards that were live at `since`. A reader of single shards starts with these, and continues with the successors of each
+    /// closed shard, so it misses nothing after `since`. An empty shard may be dropped before its first read, which then fails with
+    /// [`Error::NoShard`]: if so, call this again.
     ///
     /// Fails as [`Feed::page`] does.
     pub async fn topology_at(&self, since: impl Into<Cursor>) -> Result<TopologyEntry> {
@@ -212,21 +210,19 @@ impl<R: FeedRow> Feed<R> {
         self.context.store.run(async |tx| self.raw().topology_at(&tx, since).await).await
     }
 
-    /// The shards that can have rows. Ids are unique within the feed and never used again.
+    /// Returns the shards that can have rows. Ids are unique within the feed, and are never used again.
     pub async fn shards(&self) -> Result<Vec<ShardId>> {
         Ok(self.topology().await?.into_iter().flat_map(|entry| entry.shards).collect())
     }
 
-    /// Changes the number of shards, 1 to 1,000, up or down, while the feed is written and read; and the hashing
-    /// scheme, if `scheme` names one. It moves no rows: new rows go to the new shards from this sequence on. Returns
-    /// the new entry.
+    /// Changes the number of shards, 1 to 1,000, up or down, while the feed is written and read; and the hashing scheme, if `scheme` names
+    /// one. It moves no rows: new rows go to the new shards, from the sequence of the reshard on. Returns the new entry.
     ///
-    /// Writers that a reshard overtakes are tried again; a reader of a single shard gets [`Resharded`]. Concurrent
-    /// reshards happen one after the other. A reshard with an unknown result is not done twice.
+    /// A writer that is overtaken by a reshard is tried again; a reader of a single shard gets [`Resharded`]. Concurrent reshards happen in
+    /// turn. A reshard with an unknown result is not done twice.
     ///
-    /// Fails with [`Error::Invalid`] if `shards` is out of its limits, with [`Error::UnknownScheme`] if this process
-    /// does not know the scheme, with [`Error::NoFeed`] if there is no such feed, and with [`Error::OlderThanRows`]. Nothing is changed
-    /// then.
+    /// Fails with [`Error::Invalid`] if `shards` is outside its limits, with [`Error::UnknownScheme`] if this process does not know the
+    /// scheme, with [`Error::NoFeed`] if there is no such feed, and with [`Error::OlderThanRows`]. In that case nothing is changed.
     pub async fn reshard(&self, shards: u32, scheme: Option<SchemeId>) -> Result<TopologyEntry> {
         let store = &self.context.store;
         let new = NewTopology::new(shards, scheme, store.env())?;
@@ -243,17 +239,17 @@ impl<R: FeedRow> Feed<R> {
         Ok(TopologyEntry { first, ..TopologyEntry::from(&entry) })
     }
 
-    /// The sequence of the newest row; `None` if there is none.
+    /// Returns the sequence of the newest row; `None` if there is none.
     pub async fn last_sequence(&self) -> Result<Option<Sequence>> {
         self.context.store.run(async |tx| self.raw().last_row(&tx).await).await
     }
 
-    /// The position behind everything that is in the feed now. A reader that starts here gets only new rows.
+    /// Returns the position after everything that is in the feed now. A reader that starts here gets only new rows.
     pub async fn now(&self) -> Result<Sequence> {
         self.context.store.run(async |tx| self.raw().last_readable(&tx).await).await
     }
 
-    /// The oldest position from which a reader misses nothing.
+    /// Returns the oldest position from which a reader misses nothing.
     pub async fn horizon(&self) -> Result<Sequence> {
         let isolation = crate::store::Isolation::Snapshot;
         self.context.store.run(async |tx| self.raw().horizon(&tx, isolation).await).await
@@ -270,13 +266,13 @@ impl<R: FeedRow> Feed<R> {
         }
     }
 
-    /// The rows of a stored page, without those that cannot be decoded.
+    /// Decodes the rows of a stored page, and leaves out those that cannot be decoded.
     fn page_of(&self, page: &StoredPage) -> FeedPage<R> {
         let rows = page.rows.iter().filter_map(|row| self.decode(row)).map(Arc::new).collect();
         FeedPage { rows, to: page.next.position(), next: page.next, more: page.more }
     }
 
-    /// The successors of `shard`, which was dropped.
+    /// Returns the successors of `shard`, which was dropped.
     pub(super) async fn end_of_trimmed(&self, shard: ShardId) -> Result<Resharded> {
         let read = async |tx| {
             let topology = self.raw().topology(&tx).await?;

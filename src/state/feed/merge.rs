@@ -1,8 +1,8 @@
-//! Merging the shards of one topology entry by sequence.
+//! Merges the shards of one topology entry by sequence.
 //!
-//! Each shard has a buffer. The smallest head of all buffers is the next row; a buffer that runs empty is filled
-//! before the merge goes on. A scheme spreads ids evenly, so the first fill reads each shard's share and little more.
-//! So few rows are read in vain, whatever the number of shards.
+//! Each shard has a buffer. The smallest head of all buffers is the next row; a buffer that runs empty is filled before the merge
+//! continues. A scheme spreads ids evenly, so the first fill reads each shard's share and little more. So few rows are read in vain,
+//! whatever the number of shards.
 
 use std::{
     cmp::Reverse,
@@ -22,7 +22,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredRow {
     pub sequence: Sequence,
-    /// Its content, which the users of the feed decode.
+    /// The content of the row, which the users of the feed decode.
     pub value: Bytes,
 }
 
@@ -35,8 +35,7 @@ pub(super) enum Direction {
 }
 
 impl Direction {
-    /// A rank that grows in the order of the merge. It is a number, because it is compared several times for each
-    /// row.
+    /// Returns a rank that grows in the order of the merge. It is a number because it is compared several times per row.
     fn rank(self, sequence: Sequence) -> u128 {
         let mut wide = [0; 16];
         wide[3..].copy_from_slice(sequence.as_bytes());
@@ -50,14 +49,14 @@ impl Direction {
 /// The unread rows of one shard.
 struct Source {
     space: RowSpace,
-    /// The rest of the range; `None` at its end.
+    /// The rest of the range; `None` once it is read.
     rest: Option<RangeRead>,
-    /// Rows that were read and are not merged yet.
+    /// Rows that were read but not yet merged.
     buffer: VecDeque<StoredRow>,
 }
 
 impl Source {
-    /// Reads up to `limit` further rows.
+    /// Reads up to `limit` more rows if the buffer is empty.
     async fn fill(&mut self, tx: &Transaction, limit: usize) -> Result<()> {
         while self.buffer.is_empty() {
             let Some(read) = self.rest.take().map(|read| read.limit(limit)) else { return Ok(()) };
@@ -72,7 +71,7 @@ impl Source {
     }
 }
 
-/// The number of rows to read from each of `sources` shards for `rows` merged rows.
+/// Returns how many rows to read from each of `sources` shards for `rows` merged rows.
 fn share(rows: usize, sources: usize) -> usize {
     match sources {
         1 => rows,
@@ -80,8 +79,7 @@ fn share(rows: usize, sources: usize) -> usize {
     }
 }
 
-/// The rows of `spaces` after `after` and up to `last`, at most `limit`, which is at least 1; and whether there are
-/// more.
+/// Returns the rows of `spaces` after `after` and up to `last`, at most `limit`, which is at least 1; and whether there are more.
 pub(super) async fn merged(
     tx: &Transaction,
     spaces: impl ExactSizeIterator<Item = RowSpace>,
@@ -113,7 +111,7 @@ pub(super) async fn merged(
         let Reverse((_, place)) = *head;
         let source = &mut sources[place];
         rows.extend(source.buffer.pop_front());
-        // Do not read rows that the page has no room for.
+        // Do not read rows for which the page has no room.
         if source.buffer.is_empty() && rows.len() < limit {
             source.fill(tx, share(limit - rows.len(), count)).await?;
         }
@@ -129,7 +127,7 @@ pub(super) async fn merged(
     Ok((rows, false))
 }
 
-/// The rows of a single source, which needs no merging.
+/// Returns the rows of a single source, which needs no merging.
 async fn alone(tx: &Transaction, source: &mut Source, limit: usize) -> Result<(Vec<StoredRow>, bool)> {
     let mut rows = Vec::from(std::mem::take(&mut source.buffer));
     while rows.len() < limit && source.rest.is_some() {

@@ -1,11 +1,11 @@
 //! The sharded feed: rows ordered by sequence, spread over shards; each id has exactly one row, its newest.
 //!
-//! Writers append with the store's own stamp, so no key is hot and no writer waits for another. A reader at a read version
-//! sees every row up to that version, and none is ever added below it: a cursor never skips a row.
+//! Writers append with the store's own stamp, so no key is hot and no writer waits for another. A reader at a read version sees every row
+//! up to that version, and no row is ever added below it, so a cursor never skips a row.
 //!
 //! # Resharding
 //!
-//! Nothing is moved. A reshard closes the current topology entry and opens the next one at its own stamp:
+//! No rows are moved. A reshard closes the current topology entry and opens the next one at its own stamp:
 //!
 //! ```text
 //! sequence   0 ──────────────────── 5678 ─────────────────────── 9012 ────────►
@@ -15,7 +15,7 @@
 //!
 //! 1. Every writer has read the current entry serializably, so a writer that a reshard has overtaken cannot commit.
 //!    No row is ever added to a closed shard, and every row of an entry is before the first sequence of the next.
-//! 2. An id's shard follows from the row's sequence and the topology history, so it is stored nowhere.
+//! 2. The shard of an id follows from the row's sequence and the topology history, so it is stored nowhere.
 //! 3. Shard ids continue those of the current entry, which is never dropped, so no id is used again.
 
 mod counting;
@@ -44,7 +44,7 @@ pub use self::{
 };
 use crate::state::{context::Context, keys::FeedId};
 
-/// A feed of a bus, as bytes.
+/// A feed of a bus, whose rows are bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RawFeed<'a> {
     pub context: &'a Context,

@@ -1,4 +1,4 @@
-//! Reading a feed within one transaction: one shard, or all of them merged in the order of their sequences.
+//! Reads a feed within one transaction: one shard, or all of them merged in the order of their sequences.
 
 use futures_util::future::try_join_all;
 
@@ -25,7 +25,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredPage {
     pub rows: Vec<StoredRow>,
-    /// The position to go on from; for rows read backwards, only its sequence counts.
+    /// The position from which to continue; for rows read backwards, only its sequence counts.
     pub next: Cursor,
     /// Whether there is more to read at this read version.
     pub more: bool,
@@ -45,12 +45,12 @@ pub(crate) enum Newest {
     Row(StoredRow),
     /// The id has no row.
     Gone,
-    /// Its place or its row cannot be read.
+    /// The place of the row, or the row itself, cannot be read.
     Damaged,
 }
 
 impl Newest {
-    /// The row, if there is one that can be read.
+    /// Returns the row, if there is one that can be read.
     fn row(self) -> Option<StoredRow> {
         match self {
             Self::Row(row) => Some(row),
@@ -63,7 +63,7 @@ impl Newest {
 pub(crate) type Begun = (Sequence, Topology, Cursor);
 
 impl<'a> RawFeed<'a> {
-    /// The row spaces of the shards of `entry`.
+    /// Returns the row spaces of the shards of `entry`.
     pub fn spaces(self, entry: &'a TopologyRow) -> impl ExactSizeIterator<Item = RowSpace> + use<'a> {
         entry.shards().map(move |shard| space_of(entry, self, shard))
     }
@@ -72,21 +72,20 @@ impl<'a> RawFeed<'a> {
         Topology::read(tx, self, Isolation::Snapshot).await
     }
 
-    /// The last sequence that `tx` can see.
+    /// Returns the last sequence that `tx` can see.
     pub async fn last_readable(self, tx: &Transaction) -> Result<Sequence> {
         Ok(Sequence::last_at(self.context.config.incarnation, tx.read_version().await?))
     }
 
-    /// The oldest position from which a reader misses no dropped row.
+    /// Returns the oldest position from which a reader misses no dropped row.
     pub async fn horizon(self, tx: &Transaction, isolation: Isolation) -> Result<Sequence> {
         let key = self.context.keys.horizon(self.id);
         let Some(stored) = tx.get(&key, isolation).await? else { return Ok(Sequence::MIN) };
         Sequence::from_bytes(&stored).map_err(|error| error.at(&key))
     }
 
-    /// The last sequence that `tx` can see, the topology, and the cursor of the reader with its reading begun. Fails
-    /// if the reader is ahead of the store or of another history, or if rows that it has not seen may have been
-    /// dropped.
+    /// Returns the last sequence that `tx` can see, the topology, and the cursor after its reading has begun. Fails if the reader is ahead
+    /// of the store or belongs to another history, or if rows that it has not seen may have been dropped.
     pub async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<Begun> {
         let horizon = self.horizon(tx, Isolation::Snapshot);
         let (last, topology, horizon) =
@@ -96,14 +95,14 @@ impl<'a> RawFeed<'a> {
     }
 
     /// Fails unless all positions of `cursor` belong to the history of the store ([`History::check`]). Returns the last sequence that `tx`
-    /// can see. All readers ask this, by whatever way their cursor has come.
+    /// can see. All readers call this, wherever their cursor comes from.
     pub async fn check_cursor(self, tx: &Transaction, cursor: Cursor) -> Result<Sequence> {
         let (history, after) = (History::of(self.context), cursor.position());
         let checked = history.check(tx, Claim::Reader(cursor, None)).await;
         if self.id.instance().is_none() || !matches!(checked, Err(Error::Expired { .. })) {
             return checked;
         }
-        // Edits of documents do not move the end of an incarnation. A row that was edited after it was copied, as its presence proves.
+        // Edits of documents do not move the end of an incarnation. A row at or after the position proves that the position was copied.
         let (topology, to) = (self.topology(tx).await?, Sequence::last_at(after.incarnation(), u64::MAX));
         let entries = topology.after(after).iter();
         let bounds = (after.before(), to);
@@ -111,14 +110,14 @@ impl<'a> RawFeed<'a> {
         history.check(tx, Claim::Reader(cursor, rows.first().map(|row| row.sequence))).await
     }
 
-    /// The shards that were live at `since`. The cursor is checked as that of a reader.
+    /// Returns the shards that were live at `since`. The cursor is checked like that of a reader.
     pub async fn topology_at(self, tx: &Transaction, since: Cursor) -> Result<TopologyEntry> {
         let (_, topology, _) = self.begin(tx, since).await?;
         Ok(topology.at(since.position()).into())
     }
 
-    /// The rows of all shards after `cursor`, at most `limit`, in one total order. All shards are read at the read version of
-    /// `tx`, so no row is missed between them.
+    /// Returns the rows of all shards after `cursor`, at most `limit`, in one total order. All shards are read at the read version of `tx`,
+    /// so no row is missed between them.
     ///
     /// Fails with [`Error::Invalid`] if the cursor is ahead of what `tx` can read, and with [`Error::Expired`] if rows after it
     /// may have been dropped.
@@ -128,7 +127,8 @@ impl<'a> RawFeed<'a> {
         self.page_of_lanes(tx, begun, Lanes::ALL, limit).await
     }
 
-    /// As [`RawFeed::page`], for a reader that has begun. It reads only the shards on `lanes`, which must have all rows after the cursor.
+    /// Does the same as [`RawFeed::page`] for a reader that has begun, but reads only the shards on `lanes`, which must have all rows after
+    /// the cursor.
     pub async fn page_of_lanes(
         self,
         tx: &Transaction,
@@ -150,7 +150,7 @@ impl<'a> RawFeed<'a> {
         Ok(StoredPage { rows, next, more })
     }
 
-    /// The rows of all shards before `before`, at most `limit`, newest first.
+    /// Returns the rows of all shards before `before`, at most `limit`, newest first.
     pub async fn page_before(self, tx: &Transaction, before: Sequence, limit: usize) -> Result<StoredPage> {
         let (last, topology, _) = self.begin(tx, Cursor::BEGINNING).await?;
         let bounds = (Sequence::MIN, last.min(before.before()));
@@ -161,8 +161,8 @@ impl<'a> RawFeed<'a> {
         Ok(StoredPage { rows, next: to.into(), more })
     }
 
-    /// The rows of the shards of `entries` on `lanes`, one entry after the other, at most `limit`, which is at least 1;
-    /// and whether there may be more.
+    /// Returns the rows of the shards of `entries` on `lanes`, entry by entry, at most `limit`, which is at least 1; and whether there may
+    /// be more.
     async fn rows_of(
         self,
         tx: &Transaction,
@@ -188,7 +188,7 @@ impl<'a> RawFeed<'a> {
         Ok((rows, false))
     }
 
-    /// The rows of `shard` after `cursor`, at most `limit`.
+    /// Returns the rows of `shard` after `cursor`, at most `limit`.
     pub async fn shard_page(
         self,
         tx: &Transaction,
@@ -200,7 +200,7 @@ impl<'a> RawFeed<'a> {
         self.rows_of_shard(tx, shard, cursor, limit, (last, topology)).await
     }
 
-    /// [`RawFeed::shard_page`] for a consumer, whose low watermark keeps the janitor from dropping its rows.
+    /// Does the same as [`RawFeed::shard_page`] for a consumer, whose low watermark keeps the janitor from dropping its rows.
     pub async fn kept_shard_page(
         self,
         tx: &Transaction,
@@ -208,13 +208,13 @@ impl<'a> RawFeed<'a> {
         after: Sequence,
         limit: usize,
     ) -> Result<StoredShardPage> {
-        // The store keeps the position beside the rows, so that both are of one history.
+        // The position is stored beside the rows, so both belong to the same history.
         let last = History::of(self.context).check(tx, Claim::Kept(after));
         let begun = tokio::try_join!(last, Topology::of_shard(tx, self, shard))?;
         self.rows_of_shard(tx, shard, after.into(), limit, begun).await
     }
 
-    /// The rows of `shard` after `cursor`, up to the end of its topology entry.
+    /// Returns the rows of `shard` after `cursor`, up to the end of its topology entry.
     async fn rows_of_shard(
         self,
         tx: &Transaction,
@@ -229,7 +229,7 @@ impl<'a> RawFeed<'a> {
         let (rows, more) = merged(tx, space, (after, last), limit, Direction::Ascending).await?;
         let next = match (rows.last(), successor) {
             (Some(row), _) if more => cursor.at(row.sequence),
-            // Later rows are in other shards: the cursor must not pass the beginning of the successor.
+            // Later rows are in other shards, so the cursor must not pass the beginning of the successor.
             (_, Some(successor)) => cursor.at(after.max(successor.first.before())),
             (_, None) => last.into(),
         };
@@ -237,8 +237,8 @@ impl<'a> RawFeed<'a> {
         Ok(StoredShardPage { page: StoredPage { rows, next, more }, resharded })
     }
 
-    /// The number of rows of each of `spaces` after `after` and up to `last`, counting at most `limit`; and the
-    /// positions to go on from, if there are more.
+    /// Counts the rows of each of `spaces` after `after` and up to `last`, at most `limit` of them. Returns the counts, and the positions
+    /// from which to continue if there are more rows.
     pub async fn count(
         self,
         tx: &Transaction,
@@ -257,7 +257,7 @@ impl<'a> RawFeed<'a> {
         try_join_all(counts).await
     }
 
-    /// The row space of `shard`; `None` if it was dropped.
+    /// Returns the row space of `shard`; `None` if the shard was dropped.
     pub async fn space_of_shard(self, tx: &Transaction, shard: ShardId) -> Result<Option<RowSpace>> {
         match self.topology(tx).await?.entry_of(shard) {
             Err(Error::NoShard { is_trimmed: true, .. }) => Ok(None),
@@ -265,12 +265,12 @@ impl<'a> RawFeed<'a> {
         }
     }
 
-    /// The sequence of the last row, if there is one.
+    /// Returns the sequence of the last row, if there is one.
     pub async fn last_row(self, tx: &Transaction) -> Result<Option<Sequence>> {
         self.last_row_of(tx, &self.topology(tx).await?).await
     }
 
-    /// The sequence of the last row of the feed of this `topology`, if there is one.
+    /// Returns the sequence of the last row of the feed of this `topology`, if there is one.
     pub async fn last_row_of(self, tx: &Transaction, topology: &Topology) -> Result<Option<Sequence>> {
         for entry in topology.entries().iter().rev() {
             let newest = self.last_rows(tx, entry).await?.into_iter().filter_map(|(_, last)| last).max();
@@ -281,7 +281,7 @@ impl<'a> RawFeed<'a> {
         Ok(None)
     }
 
-    /// The sequence of the last row of each shard of `entry`.
+    /// Returns the sequence of the last row of each shard of `entry`.
     pub async fn last_rows(
         self,
         tx: &Transaction,
@@ -295,8 +295,8 @@ impl<'a> RawFeed<'a> {
         try_join_all(last).await
     }
 
-    /// The newest rows of `ids` after `cursor`, in the order of their sequences, and the last sequence that `tx` can see. Leaves out damaged
-    /// rows, as [`RawFeed::newest_of_each`] does, and fails as [`RawFeed::page`] does.
+    /// Returns the newest rows of `ids` after `cursor`, in the order of their sequences, and the last sequence that `tx` can see. Leaves
+    /// out damaged rows, as [`RawFeed::newest_of_each`] does, and fails as [`RawFeed::page`] does.
     pub async fn newest_after(
         self,
         tx: &Transaction,
@@ -310,15 +310,15 @@ impl<'a> RawFeed<'a> {
         Ok((rows, last))
     }
 
-    /// The newest row of `id`, if it has one.
+    /// Returns the newest row of `id`, if it has one.
     pub async fn newest_of(self, tx: &Transaction, id: &[u8]) -> Result<Option<StoredRow>> {
         let mut entries = Entries::open(tx, self, Isolation::Snapshot).await?;
         let mut found = self.newest_rows(tx, &mut entries, &[id]).await?;
         found.pop().expect("one id has one answer")
     }
 
-    /// The newest row of each of `ids`, in their order. What cannot be read of one id, because it is damaged, does not keep the others from
-    /// being read: it is skipped, counted and named, and its answer is [`Newest::Damaged`].
+    /// Returns the newest row of each of `ids`, in their order. An id that cannot be read, because something is damaged, does not keep the
+    /// others from being read: it is skipped, counted and named, and its answer is [`Newest::Damaged`].
     pub async fn newest_of_each(self, tx: &Transaction, ids: &[&[u8]]) -> Result<Vec<Newest>> {
         let mut entries = Entries::open(tx, self, Isolation::Snapshot).await?;
         let found = self.newest_rows(tx, &mut entries, ids).await?;
@@ -333,7 +333,7 @@ impl<'a> RawFeed<'a> {
         Ok(answers.collect())
     }
 
-    /// The newest row of each of `ids`, in their order; the inner error is [`Error::Corrupt`], and concerns that id alone. It adds to
+    /// Returns the newest row of each of `ids`, in their order; the inner error is [`Error::Corrupt`], and concerns that id alone. Adds to
     /// `entries` those that have the rows, and reads no others, so a long history of reshards costs no more.
     pub async fn newest_rows(
         self,
@@ -361,12 +361,12 @@ impl<'a> RawFeed<'a> {
         try_join_all(rows).await
     }
 
-    /// The place of the key that says where the newest row of `id` is.
+    /// Returns the key that says where the newest row of `id` is, as a place to report.
     pub fn newest_key(self, id: &[u8]) -> SkippedAt {
         SkippedAt::Key(self.context.keys.newest(self.id, id).into())
     }
 
-    /// The newest row of `id`, which is at `sequence`.
+    /// Returns the newest row of `id`, which is at `sequence`.
     pub async fn newest_at(
         self,
         tx: &Transaction,

@@ -1,4 +1,4 @@
-//! Beginning and changing the topology of a feed.
+//! Creates and changes the topology of a feed.
 
 use bytes::Bytes;
 
@@ -32,7 +32,7 @@ pub(crate) fn check_shards(shards: u32) -> Result<()> {
 pub(crate) fn check_legacy_prefix(context: &Context, prefix: &[u8]) -> Result<()> {
     if !(1..=LEGACY_PREFIX_LEN_MAX).contains(&prefix.len()) || prefix[0] == 0xff {
         let reason =
-            format!("{} bytes, of 1 to {LEGACY_PREFIX_LEN_MAX}, not starting with 0xff", prefix.len());
+            format!("it has {} bytes, not 1 to {LEGACY_PREFIX_LEN_MAX}, or starts with 0xff", prefix.len());
         return Err(Error::invalid("legacy prefix", reason));
     }
     if KeyRange::prefix(prefix.to_vec()).intersects(&context.keys.all()) {
@@ -45,26 +45,26 @@ pub(crate) fn check_legacy_prefix(context: &Context, prefix: &[u8]) -> Result<()
 #[derive(Debug, Clone)]
 pub(crate) struct NewTopology {
     shards: u32,
-    /// The scheme that routes ids to shards; the present one if `None`.
+    /// The scheme that routes ids to shards; the current one if `None`.
     scheme: Option<SchemeId>,
-    /// Identifies this attempt when it is tried again.
+    /// Identifies this attempt when it is repeated.
     token: [u8; 16],
 }
 
 impl NewTopology {
-    /// A topology of `shards` shards. Fails if the number is out of its limits.
+    /// Creates a topology of `shards` shards. Fails if the number is outside its limits.
     pub fn new(shards: u32, scheme: Option<SchemeId>, env: &Env) -> Result<Self> {
         check_shards(shards)?;
         let token = u128::from(env.random()) << 64 | u128::from(env.random());
         Ok(Self { shards, scheme, token: token.to_be_bytes() })
     }
 
-    /// The same topology with the token of an earlier attempt.
+    /// Returns the same topology with the token of an earlier attempt.
     pub fn with_token(self, token: [u8; 16]) -> Self {
         Self { token, ..self }
     }
 
-    /// The stored row, with shards from `first_shard` on.
+    /// Returns the stored row, whose shards begin with `first_shard`.
     fn row(&self, first: Sequence, first_shard: ShardId, scheme: SchemeId) -> TopologyRow {
         let layout = Layout::Sharded { scheme: scheme.0, first: first_shard, count: self.shards };
         TopologyRow { first, closed: false, token: self.token, layout }
@@ -72,8 +72,8 @@ impl NewTopology {
 }
 
 impl RawFeed<'_> {
-    /// Writes the first topology of the feed, which must not exist, in the caller's transaction. Trying again with
-    /// the same `new`, after an unknown result, changes nothing.
+    /// Writes the first topology of the feed, which must not exist yet, in the caller's transaction. A repetition with the same `new`,
+    /// after an unknown result, changes nothing.
     pub async fn create(self, tx: &Transaction, new: &NewTopology) -> Result<()> {
         let scheme = new.scheme.unwrap_or(SchemeId::ID);
         self.context.schemes.check(scheme)?;
@@ -84,9 +84,8 @@ impl RawFeed<'_> {
         Ok(())
     }
 
-    /// Adopts the unsharded rows under `prefix`, whose keys are the prefix, an incarnation and a tuple versionstamp:
-    /// they become the first topology entry, and rows written from this transaction on go to shards. There are `rows`
-    /// of them.
+    /// Adopts the unsharded rows under `prefix`, whose keys are the prefix, an incarnation and a tuple versionstamp: they become the first
+    /// topology entry, and rows written from this transaction on go to shards. `rows` is the number of adopted rows.
     pub async fn adopt(
         self,
         tx: &Transaction,
@@ -107,16 +106,15 @@ impl RawFeed<'_> {
         Ok(())
     }
 
-    /// Closes the current entry and opens the next one at the stamp of `tx`, in which no other write of the feed may
-    /// use the stamp. Returns the new entry, except for its first sequence. Writers that have read the current entry
-    /// cannot commit any more. Trying again with the same `new`, after an unknown result, changes nothing, and returns
-    /// the entry as it is stored.
+    /// Closes the current entry and opens the next one at the stamp of `tx`, in which no other write to the feed may use the stamp. Returns
+    /// the new entry, except for its first sequence. Writers that have read the current entry can no longer commit. A repetition with the
+    /// same `new`, after an unknown result, changes nothing, and returns the entry as it is stored.
     pub async fn reshard(self, tx: &Transaction, new: &NewTopology) -> Result<TopologyRow> {
         let topology = Topology::read(tx, self, Isolation::Serializable).await?;
         if let Some(written) = topology.entries().iter().find(|entry| entry.token == new.token) {
             return Ok(written.clone());
         }
-        // The new entry must not stand before rows, or other entries.
+        // The new entry must not begin before existing rows or other entries.
         History::of(self.context).check(tx, Claim::Rows).await?;
         let current = topology.current();
         let scheme = new.scheme.unwrap_or(match current.layout {
@@ -125,13 +123,13 @@ impl RawFeed<'_> {
         });
         self.context.schemes.check(scheme)?;
         if current.next_shard().0.checked_add(new.shards.into()).is_none() {
-            return Err(Error::corrupt("topology", "the shard ids have come to their end"));
+            return Err(Error::corrupt("topology", "the shard ids are exhausted"));
         }
         Ok(self.succeed(tx, current, new, scheme))
     }
 
-    /// Whether the feed does not exist yet; false if its first entry is `first`, or the one after it. Fails if the
-    /// feed began otherwise.
+    /// Returns true if the feed does not exist yet, and false if it begins with `first` and, if given, `second`. Fails if the feed began in
+    /// another way.
     async fn is_new(
         self,
         tx: &Transaction,
@@ -150,7 +148,7 @@ impl RawFeed<'_> {
         } else if is(rows.first(), first) && second.is_none_or(|second| is(rows.get(1), second)) {
             Ok(false)
         } else {
-            Err(Error::invalid("feed", format!("the feed of {} has begun otherwise", self.id)))
+            Err(Error::invalid("feed", format!("the feed of {} began differently", self.id)))
         }
     }
 
@@ -169,7 +167,7 @@ impl RawFeed<'_> {
         let operand = keys.next_topology(self.id, self.context.config.incarnation);
         tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
         if self.id.instance().is_none() {
-            // Readers that wait for rows poll only the pulse. Notifications wake those of documents.
+            // Readers that wait for rows poll only the pulse. Readers of documents are woken by notifications.
             moved(tx, self, Lanes::ALL);
         }
         next

@@ -1,4 +1,4 @@
-//! [`ShardReader`]: reads one shard to its end.
+//! [`ShardReader`]: a reader of one shard, to its end.
 
 use super::{Feed, FeedPage, FeedRow, Resharded, ShardPage};
 use crate::{
@@ -12,14 +12,14 @@ use crate::{
 /// The next event of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShardEvent<R> {
-    /// Rows, at least one.
+    /// At least one row.
     Rows(FeedPage<R>),
-    /// The shard is closed and was read to its end. This comes exactly once, and nothing after it.
+    /// The shard is closed and was read to its end. This event comes exactly once, and nothing follows it.
     Resharded(Resharded),
 }
 
-/// Reads one shard from a position on, until it is closed and read to its end. It never waits: a follower of the
-/// shard calls it again when there may be new rows.
+/// Reads one shard from a position on, until the shard is closed and read to its end. The reader never waits: code that follows the shard
+/// calls it again when there may be new rows.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -43,17 +43,17 @@ pub struct ShardReader<R> {
     shard: ShardId,
     /// The position up to which rows were returned.
     cursor: Cursor,
-    /// The most rows per read.
+    /// The maximum number of rows per read.
     limit: usize,
     /// Whether the shard is known to exist.
     is_known: bool,
-    /// Whether its end was returned.
+    /// Whether the end of the shard was returned.
     is_ended: bool,
 }
 
 impl<R: FeedRow> Feed<R> {
-    /// Reads `shard` from `cursor` on, to its end. [`Feed::topology_at`] returns the shards to read from a position
-    /// on.
+    /// Returns a reader of `shard` from `cursor` on, to the end of the shard. [`Feed::topology_at`] returns the shards to read from a
+    /// position on.
     pub fn shard_reader(&self, shard: ShardId, cursor: impl Into<Cursor>) -> ShardReader<R> {
         let (feed, cursor) = (self.clone(), cursor.into());
         ShardReader { feed, shard, cursor, limit: 1_000, is_known: false, is_ended: false }
@@ -61,28 +61,28 @@ impl<R: FeedRow> Feed<R> {
 }
 
 impl<R: FeedRow> ShardReader<R> {
-    /// Reads at most `limit` rows at once, 1 to 10,000. Default: 1,000.
+    /// Sets the maximum number of rows per read, 1 to 10,000. Default: 1,000.
     #[must_use]
     pub fn with_limit(self, limit: usize) -> Self {
         Self { limit, ..self }
     }
 
-    /// The shard that it reads.
+    /// Returns the shard of this reader.
     pub fn shard(&self) -> ShardId {
         self.shard
     }
 
-    /// The position up to which rows were returned. At the end of the shard, read its successors from here on.
+    /// Returns the position up to which rows were returned. At the end of the shard, read its successors from here on.
     pub fn cursor(&self) -> Cursor {
         self.cursor
     }
 
-    /// Whether the end of the shard was returned: nothing will follow.
+    /// Whether the end of the shard was returned, so that nothing will follow.
     pub fn is_ended(&self) -> bool {
         self.is_ended
     }
 
-    /// The next event; `None` if there is none now, or none will follow. Never waits.
+    /// Returns the next event; `None` if there is none now, or if none will follow. Never waits.
     ///
     /// Fails with [`Error::NoShard`] if the feed has no such shard, with [`Error::Expired`] if rows after the position may
     /// have been dropped, and with [`Error::Invalid`] if the position is ahead of the store.
@@ -97,7 +97,7 @@ impl<R: FeedRow> ShardReader<R> {
         loop {
             let page = match self.feed.shard_page(self.shard, self.cursor, self.limit).await {
                 Err(Error::NoShard { is_trimmed: true, .. }) if self.is_known => {
-                    // The shard was dropped since, so it was empty, and its end is all that is left.
+                    // The shard has been dropped since, so it was empty, and only its end is left.
                     let resharded = self.feed.end_of_trimmed(self.shard).await?;
                     return Ok(Some(self.end(resharded)));
                 }
@@ -110,7 +110,7 @@ impl<R: FeedRow> ShardReader<R> {
                 // The next call finds the end again and returns it.
                 return Ok(Some(ShardEvent::Rows(FeedPage { rows, to, next, more })));
             }
-            // If there are more rows, none of this page could be decoded.
+            // If there are more rows, none on this page could be decoded.
             if !more {
                 return Ok(resharded.map(|resharded| self.end(resharded)));
             }

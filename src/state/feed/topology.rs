@@ -18,21 +18,21 @@ use crate::{
     store::{Isolation, RangeRead, Row, Transaction},
 };
 
-/// The shards that a feed writes to, from one sequence on.
+/// The shards that a feed writes to, beginning with one sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TopologyEntry {
     /// The first sequence under this entry.
     pub first: Sequence,
     /// How ids are routed to the shards; `None` for a legacy range, which is not sharded.
     pub scheme: Option<SchemeId>,
-    /// Whether a later entry has taken over: no row will ever be added to these shards. As text it is the contrary, `open`.
+    /// Whether a later entry has taken over: no row will ever be added to these shards. Serialized as its opposite, `open`.
     #[serde(rename = "open", serialize_with = "contrary")]
     pub is_closed: bool,
-    /// The shards, in the order that the scheme counts them. A legacy range is shard 0.
+    /// The shards, in the order in which the scheme counts them. A legacy range is shard 0.
     pub shards: Vec<ShardId>,
 }
 
-/// Writes that an entry is open if it is not closed.
+/// Serializes whether an entry is open: the opposite of `is_closed`.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "it is what serde calls")]
 fn contrary<S: Serializer>(is_closed: &bool, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     serializer.serialize_bool(!is_closed)
@@ -51,8 +51,7 @@ impl From<&TopologyRow> for TopologyEntry {
 /// The end of a closed shard: later rows of its ids are in the shards of its successor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Resharded {
-    /// The first sequence of the successor: every row of the closed shard is before it, every later row at or after
-    /// it.
+    /// The first sequence of the successor: every row of the closed shard is before it, every later row at or after it.
     pub at: Sequence,
     /// The next topology entry. Read all its shards, each from the position up to which the closed shard was read.
     pub successor: TopologyEntry,
@@ -69,8 +68,8 @@ impl From<&TopologyRow> for Resharded {
 pub(crate) struct Entries(Vec<TopologyRow>);
 
 impl Entries {
-    /// Reads the open entry of `feed`. With a serializable read the transaction fails if a reshard comes in between, as every writer needs.
-    /// It reads one row, however long the history is.
+    /// Reads the open entry of `feed`. If the read is serializable, the transaction fails if a reshard comes in between, as every writer
+    /// needs. Reads only one row, however long the history is.
     ///
     /// Fails with [`Error::NoFeed`] if there is no such feed.
     pub async fn open(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
@@ -84,8 +83,8 @@ impl Entries {
         Ok(Self(vec![open]))
     }
 
-    /// Reads the entries to which `sequences` belong, unless they are here: one row for each. The caller has read the open entry in the
-    /// same transaction. Entries before it do not change, and those that have rows are not dropped.
+    /// Reads the entries to which `sequences` belong, unless they are here already: one row for each. The caller has read the open entry in
+    /// the same transaction. Earlier entries do not change, and those that have rows are not dropped.
     pub async fn extend(
         &mut self,
         tx: &Transaction,
@@ -101,7 +100,7 @@ impl Entries {
             // A sequence before all entries belongs to the oldest one: earlier ones have no rows.
             let Some(row) = page.rows.first() else { break };
             let entry = match decode(feed, row) {
-                // It tells of each of its ids that it cannot be found.
+                // An unreadable entry makes each lookup of one of its ids fail.
                 Err(Error::Corrupt { .. }) => {
                     let first = feed.context.keys.topology_key(&row.0)?.1;
                     unreadable(first, ShardId(0), ShardId(1))
@@ -114,33 +113,33 @@ impl Entries {
         Ok(())
     }
 
-    /// The open entry, which writers use.
+    /// Returns the open entry, which writers use.
     pub fn current(&self) -> &TopologyRow {
         self.0.last().expect("a topology is never empty")
     }
 
-    /// The index of the entry for `sequence`: the oldest one for a sequence before all.
+    /// Returns the index of the entry for `sequence`: the oldest entry if the sequence is before all of them.
     fn place_at(&self, sequence: Sequence) -> usize {
         self.0.partition_point(|entry| entry.first <= sequence).saturating_sub(1)
     }
 
-    /// The entry for `sequence`. For a sequence before all known entries it is the oldest one: older entries have no
+    /// Returns the entry for `sequence`. For a sequence before all known entries that is the oldest one, because older entries have no
     /// rows.
     pub fn at(&self, sequence: Sequence) -> &TopologyRow {
         &self.0[self.place_at(sequence)]
     }
 
-    /// The shard of a new row of `id`.
+    /// Returns the shard of a new row of `id`.
     pub fn shard_of_new(&self, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId> {
         shard_in(self.current(), feed, id)
     }
 
-    /// The row space of the row of `id` at `sequence`, if the row exists.
+    /// Returns the row space of the row of `id` at `sequence`, if the row exists.
     pub fn space_at(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<RowSpace> {
         Ok(self.place_of(feed, sequence, id)?.1)
     }
 
-    /// The shard and the row space of the row of `id` at `sequence`, if the row exists.
+    /// Returns the shard and the row space of the row of `id` at `sequence`, if the row exists.
     pub fn place_of(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<(ShardId, RowSpace)> {
         let entry = self.at(sequence);
         let shard = shard_in(entry, feed, id)?;
@@ -161,10 +160,10 @@ impl Deref for Topology {
 }
 
 impl Topology {
-    /// Reads the topology of `feed`. With a serializable read the transaction fails if a reshard comes in between, as
-    /// every writer needs.
+    /// Reads the topology of `feed`. If the read is serializable, the transaction fails if a reshard comes in between, as every writer
+    /// needs.
     ///
-    /// Fails with [`Error::NoFeed`] if there is none.
+    /// Fails with [`Error::NoFeed`] if there is no such feed.
     pub async fn read(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
         let rows = tx.all_rows(feed.context.keys.topologies(feed.id), isolation).await?;
         if rows.is_empty() {
@@ -173,26 +172,27 @@ impl Topology {
         Self::new(decode_all(feed, &rows)?)
     }
 
-    /// What the topology of `feed` says of `shard`, read by snapshot: of one row if its entry is open, however long the history is.
+    /// Reads, by snapshot, enough of the topology of `feed` to find `shard`: only one row if its entry is open, however long the history
+    /// is.
     pub async fn of_shard(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId) -> Result<Self> {
         let open = Entries::open(tx, feed, Isolation::Snapshot).await?;
         if open.current().has(shard) { Ok(Self(open)) } else { feed.topology(tx).await }
     }
 
-    /// The history of `entries`, at least one.
+    /// Creates the history from `entries`, of which there is at least one.
     fn new(entries: Vec<TopologyRow>) -> Result<Self> {
         let (current, closed) = entries.split_last().expect("a topology is never empty");
         if current.closed || closed.iter().any(|entry| !entry.closed) {
-            return Err(Error::corrupt("topology", "not just its last entry is open"));
+            return Err(Error::corrupt("topology", "its last entry is not the only open one"));
         }
         if !entries.is_sorted_by(|a, b| a.first < b.first && b.shards().next() >= Some(a.next_shard())) {
-            return Err(Error::corrupt("topology", "its shard ids do not grow"));
+            return Err(Error::corrupt("topology", "its shard ids do not increase"));
         }
         Ok(Self(Entries(entries)))
     }
 
-    /// Whether `feed` still has this current entry; if so, `tx` fails should a reshard come before its commit. It
-    /// reads one key, whatever the length of the history. Entries that were dropped meanwhile had no rows.
+    /// Whether `feed` still has this current entry. If so, `tx` fails if a reshard is committed before it. Reads only one key, however long
+    /// the history is. Entries that were dropped meanwhile had no rows.
     pub async fn is_current(&self, tx: &Transaction, feed: RawFeed<'_>) -> Result<bool> {
         let current = self.current();
         let stored =
@@ -200,17 +200,17 @@ impl Topology {
         Ok(stored.is_some_and(|stored| stored == current.to_bytes()))
     }
 
-    /// All entries, oldest first.
+    /// Returns all entries, oldest first.
     pub fn entries(&self) -> &[TopologyRow] {
         &self.0.0
     }
 
-    /// The entries that can have rows after `after`, oldest first. All rows of one stand before those of the next.
+    /// Returns the entries that can have rows after `after`, oldest first. All rows of an entry are before those of the next.
     pub fn after(&self, after: Sequence) -> &[TopologyRow] {
         &self.entries()[self.place_at(after)..]
     }
 
-    /// The entry that has `shard`, and its successor if it is closed.
+    /// Returns the entry that has `shard`, and its successor if it is closed.
     pub fn entry_of(&self, shard: ShardId) -> Result<(&TopologyRow, Option<&TopologyRow>)> {
         let Some(place) = self.entries().iter().position(|entry| entry.has(shard)) else {
             return Err(Error::NoShard { shard: shard.0, is_trimmed: shard < self.current().next_shard() });
@@ -218,24 +218,24 @@ impl Topology {
         Ok((&self.entries()[place], self.entries().get(place + 1)))
     }
 
-    /// The first entry after the one of `shard`, which this topology no longer has.
+    /// Returns the first entry after the one of `shard`, which this topology no longer has.
     pub fn successor_of_trimmed(&self, shard: ShardId) -> Option<&TopologyRow> {
         self.entries().iter().find(|entry| entry.shards().next().is_some_and(|first| first > shard))
     }
 
-    /// The shard of `id` under the entry that has `shard`.
+    /// Returns the shard of `id` under the entry that has `shard`.
     pub fn shard_beside(&self, feed: RawFeed<'_>, shard: ShardId, id: &[u8]) -> Result<ShardId> {
         shard_in(self.entry_of(shard)?.0, feed, id)
     }
 }
 
-/// The entry that is stored as `row`.
+/// Decodes the entry that is stored as `row`.
 fn decode(feed: RawFeed<'_>, row: &Row) -> Result<TopologyRow> {
     feed.context.keys.topology_row(row).map(|(_, entry)| entry).map_err(|error| error.at(&row.0))
 }
 
-/// The entries that are stored as `rows`, in order. Closed ones that cannot be decoded are skipped, counted and named. Their shards are those
-/// between the entries around them, and so their rows stay readable.
+/// Decodes the entries that are stored as `rows`, in order. Closed entries that cannot be decoded are skipped, counted and named. They get
+/// the shards between the entries around them, so their rows stay readable.
 fn decode_all(feed: RawFeed<'_>, rows: &[Row]) -> Result<Vec<TopologyRow>> {
     let mut entries: Vec<TopologyRow> = Vec::with_capacity(rows.len());
     let mut damaged = None;
@@ -259,7 +259,7 @@ fn decode_all(feed: RawFeed<'_>, rows: &[Row]) -> Result<Vec<TopologyRow>> {
     Ok(entries)
 }
 
-/// The closed entry from `first` on that cannot be decoded, and whose shards are before `end` and not before `begin`.
+/// Returns a stand-in for a closed entry that cannot be decoded. It begins at `first`, and has the shards from `begin` to before `end`.
 fn unreadable(first: Sequence, begin: ShardId, end: ShardId) -> TopologyRow {
     let count = u32::try_from(end.0 - begin.0).unwrap_or(u32::MAX).min(SHARDS_MAX);
     let layout =

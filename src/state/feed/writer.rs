@@ -1,4 +1,4 @@
-//! Writing rows within one transaction; and [`PendingRows`]: what it has written to feeds, until its commit.
+//! Writes rows within one transaction; and [`PendingRows`]: what a transaction has written to feeds, until its commit.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -20,18 +20,18 @@ use crate::{
 /// The index of a row in its transaction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowPlace {
-    /// Its number among the rows that the transaction writes to the feed.
+    /// The number of the row among those that the transaction writes to the feed.
     pub order: u16,
-    /// Whether the transaction has not yet written a row of this id, which this row would replace.
+    /// Whether this is the first row of the id in the transaction. A later one replaces it.
     pub is_first: bool,
 }
 
-/// Removes the row of `id` at `previous`, if there is one, appends `row` at its index in the transaction, and notes it as the newest of `id`.
-/// Returns its shard. Blind: it reads nothing. The open one of `entries` must be in the read-conflict set, and
-/// the one of `previous` must be among them.
+/// Removes the row of `id` at `previous`, if there is one, appends `row` at its index in the transaction, and records it as the newest row
+/// of `id`. Returns the shard of the row. Reads nothing. The open entry of `entries` must be in the read-conflict set, and the entry of
+/// `previous` must be among `entries`.
 ///
-/// Rows are counted by shard. A new id costs one more `ADD` on the shard's count, however many there are in the
-/// transaction. A row that replaces one in another shard costs two; one in the same shard costs none.
+/// Rows are counted by shard. New ids cost one more `ADD` on the count of their shard, however many there are in the transaction. A row
+/// that replaces one in another shard costs two; a row that replaces one in the same shard costs none.
 pub(crate) fn append(
     tx: &Transaction,
     feed: RawFeed<'_>,
@@ -77,7 +77,7 @@ fn count(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId, rows: i64) {
     PendingRows::count(tx, feed.id.bytes(), feed.context.keys.row_count(feed.id, shard), rows);
 }
 
-/// Moves the pulse of the feed, and the end of the present incarnation.
+/// Moves the pulse of the feed, and the end of the current incarnation.
 pub(super) fn moved(tx: &Transaction, feed: RawFeed<'_>, lanes: Lanes) {
     let Context { keys, config, .. } = feed.context;
     tx.atomic(AtomicOp::Add, &keys.pulse(feed.id), &lanes.to_operand());
@@ -102,8 +102,8 @@ impl<'a> FeedWriter<'a> {
         Self { tx, feed, entries, order: 0, appended: Lanes::default() }
     }
 
-    /// Removes the row of `id` at `previous`, if there is one, and appends `row`. Returns the number of the row in the
-    /// transaction, which must have no other row of the id. Blind: it reads nothing.
+    /// Removes the row of `id` at `previous`, if there is one, and appends `row`. Returns the number of the row in the transaction, which
+    /// must have no other row of the id. Reads nothing.
     pub fn replace(&mut self, id: &[u8], previous: Option<Sequence>, row: &[u8]) -> Result<u16> {
         let order = self.order;
         self.order = order
@@ -124,24 +124,22 @@ impl<'a> FeedWriter<'a> {
     }
 }
 
-/// What a transaction has written to feeds. All methods name the feed by its bytes.
+/// What a transaction has written to feeds. All methods identify the feed by its bytes.
 #[derive(Default)]
 pub(crate) struct PendingRows {
-    /// By feed, keys and the numbers of rows to add to each.
+    /// By feed: the keys of row counts, and the number of rows to add to each.
     counts: BTreeMap<Bytes, BTreeMap<Bytes, i64>>,
-    /// About the bytes that `counts` add to the size of the transaction.
+    /// Roughly how many bytes `counts` adds to the size of the transaction.
     counts_len: usize,
-    /// By feed, the ids that have got a row, each with the index of its row among those of the feed in this
-    /// transaction.
+    /// By feed: the ids that got a row, each with the index of its row among those of the feed in this transaction.
     rows: BTreeMap<Bytes, BTreeMap<Bytes, u16>>,
-    /// By feed, how often it was removed.
+    /// By feed: how many times it was removed.
     removals: BTreeMap<Bytes, u64>,
 }
 
 impl PendingRows {
-    /// The index of the row of `id` among the rows that `tx` writes to `feed`, and whether it is the
-    /// first row for the id. The index of an id stays the same, so that only the last row written for it remains.
-    /// `None` once all 65,535 indices are taken.
+    /// Returns the index of the row of `id` among the rows that `tx` writes to `feed`, and whether this is the first row of the id. The
+    /// index of an id stays the same, so that only the last row written for it remains. Returns `None` once all 65,535 indices are taken.
     pub fn index_of(tx: &Transaction, feed: &[u8], id: &[u8]) -> Option<(u16, bool)> {
         tx.extension(|pending: &mut Self| {
             let indices = pending.rows.entry(Bytes::copy_from_slice(feed)).or_default();
@@ -154,8 +152,8 @@ impl PendingRows {
         })
     }
 
-    /// Adds `rows` to the number of rows of `feed` at `key` with the commit of `tx`. However often this is called for one
-    /// key, the commit has at most one `ADD` for it. Reads of `tx` do not see it.
+    /// Adds `rows` to the number of rows of `feed` at `key` when `tx` commits. However many times this is called for one key, the commit
+    /// has at most one `ADD` for it. Reads of `tx` do not see the change.
     pub fn count(tx: &Transaction, feed: &[u8], key: Vec<u8>, rows: i64) {
         tx.extension(|pending: &mut Self| {
             let len = write_len(key.len(), size_of_val(&rows));
@@ -169,7 +167,7 @@ impl PendingRows {
         });
     }
 
-    /// Notes that `tx` removes `feed`, with all rows that it has written to it: its writers have to read it again.
+    /// Notes that `tx` removes `feed`, with all rows that `tx` has written to it: writers must read the feed again.
     pub fn note_removal(tx: &Transaction, feed: &[u8]) {
         tx.extension(|pending: &mut Self| {
             *pending.removals.entry(Bytes::copy_from_slice(feed)).or_default() += 1;
@@ -178,7 +176,7 @@ impl PendingRows {
         });
     }
 
-    /// How often `tx` has removed `feed`.
+    /// Returns how many times `tx` has removed `feed`.
     pub fn removals(tx: &Transaction, feed: &[u8]) -> u64 {
         tx.extension(|pending: &mut Self| pending.removals.get(feed).copied().unwrap_or_default())
     }
@@ -201,8 +199,8 @@ mod tests {
     use super::*;
     use crate::store::Store;
 
-    /// Regression: the numbers of rows that are held back for the commit counted for nothing before it. A layer that commits in
-    /// time, by the size, failed with 2101.
+    /// Regression: the row counts that are held back until the commit were not included in the size of the transaction. A layer that
+    /// watches the size in order to commit in time failed with 2101.
     #[tokio::test]
     async fn numbers_of_rows_count_for_the_size_of_their_transaction() {
         let tx = Store::memory().begin();

@@ -1,5 +1,5 @@
 //! Families 0, 26 and 13: the settings that are fixed when a bus is created; the table of incarnations, with the last sequence known to
-//! exist in each; and the position of the notification feed at times of the janitors' work, by which they find old rows.
+//! exist in each; and positions of the notification feed, each with the time that janitors had worked by then, by which they find old rows.
 
 use super::{Keys, family, feed::sequence_operand};
 use crate::{
@@ -18,22 +18,22 @@ const FORMAT: u16 = 6;
 pub(crate) struct Config {
     /// The number of partitions of the counters.
     pub partitions: u32,
-    /// How often the bus has moved to another cluster.
+    /// How many times the bus has moved to another cluster.
     pub incarnation: Incarnation,
 }
 
 impl Config {
-    /// Bytes of the stored form.
+    /// The length of the stored form, in bytes.
     pub const LEN: usize = 7;
 
-    /// The configuration after a move to another store.
+    /// Returns the configuration after a move to another store.
     pub fn raised(self) -> Result<Self> {
         let raised = self.incarnation.0.checked_add(1).map(Incarnation);
         let incarnation = raised.ok_or_else(|| Error::invalid("incarnation", "255 is the last one"))?;
         Ok(Self { incarnation, ..self })
     }
 
-    /// The error of a search for a bus under `prefix`, where there is none.
+    /// Returns the error for a search that found no bus under `prefix`.
     pub fn missing(prefix: &[u8]) -> Error {
         let reason = format!(
             "there is no bus under \"{}\": `notibus serve` or `Bus::open` creates one",
@@ -42,8 +42,7 @@ impl Config {
         Error::invalid("prefix", reason)
     }
 
-    /// Fails with [`Error::BusGone`] unless `stored`, the present value, is still the bus that was opened with this
-    /// configuration.
+    /// Fails with [`Error::BusGone`] unless `stored`, the current value, still describes the bus that was opened with this configuration.
     pub fn check_stored(self, stored: Option<&[u8]>) -> Result<()> {
         let gone = |reason: String| Err(Error::BusGone { reason });
         match stored.map(Self::from_bytes).transpose()? {
@@ -93,17 +92,17 @@ impl Keys {
     }
 }
 
-/// The last sequence of `incarnation`, as the operand of `SET_VERSIONSTAMPED_VALUE`: behind all rows of the transaction that writes it.
+/// The last sequence of `incarnation`, as the operand of `SET_VERSIONSTAMPED_VALUE`: after all rows of the transaction that writes it.
 pub(crate) fn end_operand(incarnation: Incarnation) -> Vec<u8> {
     sequence_operand(incarnation, u16::MAX)
 }
 
-/// A position of the feed and its time.
+/// A position that the feed had reached at some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AgeMark {
-    /// How long janitors had worked by then, one after the other, in milliseconds.
+    /// How long janitors had worked by then in total, in milliseconds.
     pub worked_ms: u64,
-    /// Everything up to here is older.
+    /// Everything up to this position is older.
     pub at: Sequence,
 }
 
@@ -112,16 +111,16 @@ impl Keys {
         self.pack(&(family::AGE, worked_ms))
     }
 
-    /// All marks, oldest first.
+    /// All age marks, oldest first.
     pub fn age_marks(&self) -> KeyRange {
         self.range(&(family::AGE,))
     }
 
-    /// The mark in a stored row.
+    /// Decodes the mark in a stored row.
     pub fn age_mark_of(&self, (key, value): &Row) -> Result<AgeMark> {
         let (number, worked_ms): (u16, u64) = self.unpack("age mark", key)?;
         if number != family::AGE {
-            return Err(Error::corrupt("age mark", "its key is of another family"));
+            return Err(Error::corrupt("age mark", "its key belongs to another family"));
         }
         Ok(AgeMark { worked_ms, at: Sequence::from_bytes(value)? })
     }
@@ -144,12 +143,12 @@ mod tests {
         assert_eq!((operand[0], &operand[11..13]), (3, &[0xff; 2][..]));
     }
 
-    /// Regression: a bus that another version of this program had written was reported as corrupt, as if it was damaged.
+    /// Regression: a bus that was written by another version of this program was reported as corrupt, as if it was damaged.
     #[test]
     fn another_format_is_no_damage() {
         let other = Config::from_bytes(&[0, 4, 0, 0, 0, 64, 0]);
         assert!(matches!(other, Err(Error::OtherFormat { found: 4, known: FORMAT, .. })), "{other:?}");
-        // What follows belongs to that format, and may be of any length.
+        // The bytes after the format number belong to that format, and may have any length.
         assert!(matches!(Config::from_bytes(&[1, 0]), Err(Error::OtherFormat { found: 256, .. })));
     }
 

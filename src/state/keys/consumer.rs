@@ -16,10 +16,10 @@ use crate::{
     store::KeyRange,
 };
 
-/// The formats of stored rows.
+/// The format of the stored rows.
 const FORMAT: u8 = 1;
 
-/// The number after the family. They are stored and never change.
+/// The numbers after the family in a key. They are stored, so they never change.
 mod part {
     pub const CONSUMER: u16 = 0;
     pub const CHECKPOINT: u16 = 1;
@@ -28,10 +28,10 @@ mod part {
     pub const IDLE: u16 = 4;
 }
 
-/// The most bytes of an error's text that are stored.
+/// The maximum number of bytes of an error's text that are stored.
 const ERROR_LEN_MAX: usize = 1_000;
 
-/// The most bytes of a filter's text that are stored.
+/// The maximum number of bytes of a filter's text that are stored.
 const FILTER_LEN_MAX: usize = 2_000;
 
 /// The name of a consumer: UTF-8, 1 to 256 bytes, unique on the bus. Clones are cheap.
@@ -39,15 +39,15 @@ const FILTER_LEN_MAX: usize = 2_000;
 pub struct ConsumerName(Arc<str>);
 
 impl ConsumerName {
-    /// The longest name, in bytes.
+    /// The maximum length of a name, in bytes.
     pub const LEN_MAX: usize = 256;
 
-    /// A name; fails with [`Error::Invalid`] if it is empty or too long.
+    /// Creates a name; fails with [`Error::Invalid`] if it is empty or too long.
     pub fn new(name: &str) -> Result<Self> {
         if (1..=Self::LEN_MAX).contains(&name.len()) {
             return Ok(Self(name.into()));
         }
-        let reason = format!("it has {} bytes, of 1 to {}", name.len(), Self::LEN_MAX);
+        let reason = format!("it has {} bytes, not 1 to {}", name.len(), Self::LEN_MAX);
         Err(Error::invalid("consumer name", reason))
     }
 
@@ -56,12 +56,12 @@ impl ConsumerName {
         &self.0
     }
 
-    /// The pool of its shards.
+    /// The pool of the consumer's shards.
     pub(crate) fn pool(&self) -> String {
         format!("consumer/{}", self.0)
     }
 
-    /// The role of its members. If the name is too long for a role, the role has a hash of it.
+    /// The role of the consumer's members. If the name is too long for a role, the role contains a hash of the name instead.
     pub(crate) fn role(&self) -> Role {
         Role::new(format!("consumer:{}", self.0)).unwrap_or_else(|_| {
             let hash = xxhash_rust::xxh3::xxh3_128(self.0.as_bytes());
@@ -86,30 +86,30 @@ impl FromStr for ConsumerName {
 
 serde_as_text!(ConsumerName);
 
-/// A consumer since its creation, or its last reset.
+/// A consumer since its creation or its last reset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConsumerRow {
-    /// Drawn at its creation: distinguishes it from a later consumer of the name.
+    /// Drawn at random when the consumer is created: distinguishes it from a later consumer of the same name.
     pub identity: [u8; 16],
-    /// 1 at its creation, raised by each reset.
+    /// Starts at 1; each reset raises it.
     pub generation: u64,
     pub feed: FeedId,
-    /// What it knew when its position was set, and where it begins.
+    /// What the consumer knew when its position was set, and where it begins.
     pub start: Cursor,
-    /// A hash of its filter.
+    /// A hash of the filter.
     pub filter: u64,
-    /// The filter for people; cut if it is long.
+    /// The filter in human-readable form, cut if it is long.
     pub filter_text: String,
     pub is_paused: bool,
-    /// When it was created, in milliseconds since 1970; for people.
+    /// When the consumer was created, in milliseconds since 1970; for display only.
     pub created_ms: u64,
-    /// Deleted after so many milliseconds without a member; 0 for never.
+    /// The consumer is deleted after this many milliseconds without a member; 0 means never.
     pub expiry_ms: u64,
 }
 
 impl ConsumerRow {
-    /// The stored form: format (1 byte), identity (16), generation (8), feed and filter's text behind their lengths (2 each),
-    /// the filter's hash (8), start (a cursor), paused (1), creation (8), expiry (8).
+    /// The stored form: format (1 byte), identity (16), generation (8), the feed and the filter's text, each after its length (2), the
+    /// filter's hash (8), start (a cursor), paused (1), creation (8), expiry (8).
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![FORMAT];
         bytes.extend_from_slice(&self.identity);
@@ -139,7 +139,7 @@ impl ConsumerRow {
             is_paused: match reader.u8()? {
                 0 => false,
                 1 => true,
-                other => return Err(reader.corrupt(format!("{other} is neither paused nor not"))),
+                other => return Err(reader.corrupt(format!("paused flag {other} is unknown"))),
             },
             created_ms: reader.u64()?,
             expiry_ms: reader.u64()?,
@@ -152,7 +152,7 @@ impl ConsumerRow {
 /// When a deferred id is due, in versions of the store. Versions of another incarnation cannot be compared: such an id is due now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// Nothing is to be done: everything up to [`DeferredRow::done`] is finished.
+    /// There is nothing to do: everything up to [`DeferredRow::done`] is finished.
     Never,
     At(Incarnation, u64),
 }
@@ -161,35 +161,35 @@ impl Due {
     pub const NOW: Self = Self::At(Incarnation(0), 0);
 }
 
-/// An id whose work is not decided by the checkpoint of its shard.
+/// An id whose state the checkpoint of its shard does not describe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeferredRow {
     /// Up to where the work on the id is finished. It is done if its newest row is not after this, and [`DeferredRow::again`] is not set.
     pub done: Cursor,
-    /// The database that was worked on, or was being worked on; `None` if there is nothing to clean up.
+    /// The database that was, or still is, being worked on; `None` if there is nothing to clean up.
     pub instance: Option<DbInstance>,
-    /// The one before it, whose end the handler has not handled.
+    /// The database before `instance`, if the handler has not handled its end.
     pub ended: Option<DbInstance>,
     pub due: Due,
-    /// How often the work on the present row has failed.
+    /// How many times the work on the current row has failed.
     pub attempts: u32,
-    /// When it failed last, in milliseconds since 1970; for people.
+    /// When the work last failed, in milliseconds since 1970; for display only.
     pub at_ms: u64,
-    /// Why it failed last; empty if it has not failed.
+    /// The last error; empty if the work has not failed.
     pub error: String,
-    /// Drawn by the request to work again.
+    /// Drawn at random by a request to work on the id again.
     pub again: Option<[u8; 16]>,
 }
 
 impl DeferredRow {
-    /// The key of an id of which only `done` is known, due now.
+    /// Creates the row of an id of which only `done` is known. It is due now.
     pub fn new(done: Cursor) -> Self {
         let (due, error) = (Due::NOW, String::new());
         Self { done, instance: None, ended: None, due, attempts: 0, at_ms: 0, error, again: None }
     }
 
-    /// The stored form: format (1 byte), done (a cursor), flags (1: due 1, instance 2, again 4, ended 8), due (1 and 8), instance (16), ended
-    /// (16), again (16), attempts (4), time (8), and the error behind its length (2).
+    /// The stored form: format (1 byte), done (a cursor), flags (1: due 1, instance 2, again 4, ended 8), due (1 and 8), instance (16),
+    /// ended (16), again (16), attempts (4), time (8), and the error after its length (2).
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![FORMAT];
         bytes.extend_from_slice(&self.done.to_bytes());
@@ -244,14 +244,14 @@ impl DeferredRow {
 /// Since when a consumer has had no member. The clock is the total time that janitors have worked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemberlessSince {
-    /// The last time at which it may have had a member, in milliseconds.
+    /// The last time at which the consumer may have had a member, in milliseconds.
     pub alive_ms: u64,
-    /// How long it had been without a member at the last check, in milliseconds.
+    /// How long the consumer had been without a member at the last check, in milliseconds.
     pub idle_ms: u64,
 }
 
 impl MemberlessSince {
-    /// The stored form: both, 8 bytes each.
+    /// The stored form: both numbers, 8 bytes each.
     pub fn to_bytes(self) -> Vec<u8> {
         [self.alive_ms.to_be_bytes(), self.idle_ms.to_be_bytes()].concat()
     }
@@ -292,7 +292,7 @@ impl Keys {
         self.range(&(family::CONSUMER, part::CONSUMER))
     }
 
-    /// The key of the checkpoint of `consumer` in `shard`. The shards with checkpoints are those of one topology entry.
+    /// The key of the checkpoint of `consumer` in `shard`. All shards with checkpoints belong to one topology entry.
     pub fn consumer_checkpoint(&self, consumer: &ConsumerName, shard: ShardId) -> Vec<u8> {
         self.pack(&(family::CONSUMER, part::CHECKPOINT, consumer.as_str(), shard.0))
     }
@@ -312,7 +312,7 @@ impl Keys {
         self.pack(&(family::CONSUMER, part::DEFERRED, consumer.as_str(), shard.0, id))
     }
 
-    /// The deferred ids of `consumer`, by shard and id; those of one shard if it is given.
+    /// The deferred ids of `consumer`, by shard and id; only those of `shard` if it is given.
     pub fn deferred_of(&self, consumer: &ConsumerName, shard: Option<ShardId>) -> KeyRange {
         match shard {
             Some(shard) => self.range(&(family::CONSUMER, part::DEFERRED, consumer.as_str(), shard.0)),
@@ -330,12 +330,12 @@ impl Keys {
         self.range(&(family::CONSUMER, part::WATERMARK))
     }
 
-    /// The key of [`MemberlessSince`], while no node works for `consumer`.
+    /// The key that stores [`MemberlessSince`] while no node works for `consumer`.
     pub fn consumer_idle(&self, consumer: &ConsumerName) -> Vec<u8> {
         self.pack(&(family::CONSUMER, part::IDLE, consumer.as_str()))
     }
 
-    /// [`Keys::consumer_idle`] of all consumers.
+    /// The keys of [`Keys::consumer_idle`] for all consumers.
     pub fn consumers_idle(&self) -> KeyRange {
         self.range(&(family::CONSUMER, part::IDLE))
     }
@@ -352,33 +352,33 @@ impl Keys {
         ]
     }
 
-    /// The consumer of the key of its row, its low watermark or its time without members.
+    /// Returns the consumer to which the key of a consumer row, a low watermark or a [`MemberlessSince`] belongs.
     pub fn consumer_of(&self, key: &[u8]) -> Result<ConsumerName> {
         let (number, _, name): (u16, u16, String) = self.unpack("consumer", key)?;
         named(number, &name)
     }
 
-    /// The consumer and the shard of the key of a checkpoint.
+    /// Returns the consumer and the shard from the key of a checkpoint.
     pub fn consumer_checkpoint_of(&self, key: &[u8]) -> Result<(ConsumerName, ShardId)> {
         let (number, part, name, shard): (u16, u16, String, u64) = self.unpack("checkpoint", key)?;
         if part != part::CHECKPOINT {
-            return Err(Error::corrupt("checkpoint", "its key is of another part"));
+            return Err(Error::corrupt("checkpoint", "its key belongs to another part"));
         }
         Ok((named(number, &name)?, ShardId(shard)))
     }
 
-    /// The shard and the id of the key of a deferred id.
+    /// Returns the shard and the id from the key of a deferred id.
     pub fn deferred_id(&self, key: &[u8]) -> Result<(ShardId, Bytes)> {
         type Key<'k> = (u16, u16, String, u64, foundationdb_tuple::Bytes<'k>);
         let (number, part, name, shard, id) = self.unpack::<Key<'_>>("deferred id", key)?;
         if part != part::DEFERRED {
-            return Err(Error::corrupt("deferred id", "its key is of another part"));
+            return Err(Error::corrupt("deferred id", "its key belongs to another part"));
         }
         named(number, &name)?;
         Ok((ShardId(shard), id.into_owned().into()))
     }
 
-    /// The consumer of the key of a deferred id.
+    /// Returns the consumer from the key of a deferred id.
     pub fn deferred_consumer(&self, key: &[u8]) -> Result<ConsumerName> {
         type Key<'k> = (u16, u16, String, u64, foundationdb_tuple::Bytes<'k>);
         let (number, _, name, ..) = self.unpack::<Key<'_>>("deferred id", key)?;
@@ -388,12 +388,12 @@ impl Keys {
 
 fn named(number: u16, name: &str) -> Result<ConsumerName> {
     if number != family::CONSUMER {
-        return Err(Error::corrupt("consumer", "its key is of another family"));
+        return Err(Error::corrupt("consumer", "its key belongs to another family"));
     }
     ConsumerName::new(name).map_err(|error| Error::corrupt("consumer", error.to_string()))
 }
 
-/// The value of a low watermark.
+/// Decodes a low watermark.
 pub(crate) fn watermark(value: &[u8]) -> Result<Sequence> {
     Sequence::from_bytes(value)
 }

@@ -14,7 +14,7 @@ use crate::{
     store::{KeyRange, Row},
 };
 
-/// The element after the instance, which tells the three families apart.
+/// The element after the instance, which distinguishes the three families.
 mod part {
     pub const COUNTERS: u16 = 0;
     pub const LAST_UPDATE: u16 = 1;
@@ -61,37 +61,37 @@ impl Keys {
         self.pack(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::LAST_UPDATE, slot))
     }
 
-    /// The key of a change to the design document `id` of `db` that is not folded yet.
+    /// The key of an unfolded change to the design document `id` of `db`.
     pub fn pending_ddoc(&self, partition: Partition, db: &Db, id: &DdocId) -> Vec<u8> {
         let instance = &db.instance.0[..];
         self.pack(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::DDOC, id.as_str()))
     }
 
-    /// All changes of design documents of `db` that wait for their fold.
+    /// All changes to design documents of `db` that wait to be folded.
     pub fn pending_ddocs(&self, partition: Partition, db: &Db) -> KeyRange {
         let instance = &db.instance.0[..];
         self.range(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::DDOC))
     }
 
-    /// All rows of `name` that wait for a fold, of all its instances.
+    /// All rows of `name` that wait to be folded, whatever their instance.
     pub fn drains_of(&self, partition: Partition, name: &DbName) -> KeyRange {
         self.range(&(family::COUNTERS, partition.0, name.as_str()))
     }
 
-    /// All rows of `db` that wait for a fold.
+    /// All rows of `db` that wait to be folded.
     pub fn drains_of_db(&self, partition: Partition, db: &Db) -> KeyRange {
         self.range(&(family::COUNTERS, partition.0, db.name.as_str(), &db.instance.0[..]))
     }
 
-    /// All rows in the partitions from `first` to `last` that wait for a fold.
+    /// All rows in the partitions from `first` to `last` that wait to be folded.
     pub fn drains(&self, first: Partition, last: Partition) -> KeyRange {
         let begin = self.range(&(family::COUNTERS, first.0)).begin;
         let end = self.range(&(family::COUNTERS, last.0)).end;
         KeyRange { begin, end }
     }
 
-    /// The last partition from `first` to `last` that begins at or before `key`, which is at least `first`; and
-    /// whether `key`, which may be no key of ours, is in it.
+    /// Returns the last partition from `first` to `last` that begins at or before `key`, which is at least `first`; and whether `key`,
+    /// which need not be a valid key, is in that partition.
     pub fn partition_at(&self, key: &[u8], first: Partition, last: Partition) -> (Partition, bool) {
         let range = |number| self.drains(Partition(number), Partition(number));
         let (mut low, mut high) = (first.0, last.0);
@@ -114,9 +114,9 @@ impl Keys {
             Element<'_>,
         ) = self.unpack("counters", &key)?;
         if number != family::COUNTERS {
-            return Err(corrupt("its key is of another family"));
+            return Err(corrupt("its key belongs to another family"));
         }
-        let instance = instance[..].try_into().map_err(|_| corrupt("the instance has not 16 bytes"))?;
+        let instance = instance[..].try_into().map_err(|_| corrupt("the instance is not 16 bytes"))?;
         let says = match (part, &last) {
             (part::COUNTERS, Element::Int(_)) => DrainKey::Counters(Tally::from_bytes(&value)?),
             (part::LAST_UPDATE, Element::Int(_)) => {

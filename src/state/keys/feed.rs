@@ -13,17 +13,17 @@ use crate::{
     store::{KeyRange, key_after},
 };
 
-/// The id of a feed: `n`, or `d` and 16 bytes. They are stored and never change.
+/// The id of a feed: `n`, or `d` and 16 bytes. Ids are stored and never change.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FeedId(Bytes);
 
 impl FeedId {
-    /// The feed of notifications.
+    /// The id of the feed of notifications.
     pub fn notifications() -> Self {
         Self(Bytes::from_static(b"n"))
     }
 
-    /// The feed of the documents of a database.
+    /// The id of the feed of the documents of a database.
     pub fn documents(instance: DbInstance) -> Self {
         Self([&b"d"[..], &instance.0].concat().into())
     }
@@ -34,7 +34,7 @@ impl FeedId {
             [b'd', instance @ ..] if instance.len() == 16 => {
                 Ok(Self::documents(DbInstance(instance.try_into().expect("the length was checked"))))
             }
-            _ => Err(Error::corrupt("feed", format!("{bytes:?} is none"))),
+            _ => Err(Error::corrupt("feed", format!("{bytes:?} is not a feed"))),
         }
     }
 
@@ -44,7 +44,7 @@ impl FeedId {
         Some(DbInstance(instance.try_into().expect("a feed of documents names 16 bytes")))
     }
 
-    /// The bytes of the feed in keys.
+    /// The bytes that identify the feed in keys.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -59,7 +59,7 @@ impl std::fmt::Display for FeedId {
     }
 }
 
-/// A shard of a feed. Ids are unique within the feed and never used again.
+/// A shard of a feed. Ids are unique within the feed, and are never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ShardId(pub u64);
 
@@ -69,12 +69,12 @@ impl std::fmt::Display for ShardId {
     }
 }
 
-/// The key range of the rows of one shard: keys of a prefix, an incarnation and a tuple versionstamp.
+/// The key range of the rows of one shard: each key is a prefix, an incarnation and a tuple versionstamp.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RowSpace(Bytes);
 
 impl RowSpace {
-    /// The rows whose keys start with `prefix`.
+    /// Creates the space of the rows whose keys start with `prefix`.
     pub fn new(prefix: impl Into<Bytes>) -> Self {
         Self(prefix.into())
     }
@@ -90,7 +90,7 @@ impl RowSpace {
         key
     }
 
-    /// The operand of `SET_VERSIONSTAMPED_KEY` that appends row number `order` of this transaction.
+    /// Returns the operand of `SET_VERSIONSTAMPED_KEY` that appends row number `order` of this transaction.
     pub fn append(&self, incarnation: Incarnation, order: u16) -> Vec<u8> {
         let stamp = foundationdb_tuple::Versionstamp::incomplete(order);
         let elements = (u16::from(incarnation.0), stamp);
@@ -104,7 +104,7 @@ impl RowSpace {
         KeyRange { begin: key_after(&self.row(after)), end: key_after(&self.row(last)) }
     }
 
-    /// The sequence in the key of a row.
+    /// Decodes the sequence in the key of a row.
     pub fn sequence(&self, key: &[u8]) -> Result<Sequence> {
         let position =
             key.strip_prefix(&self.0[..]).ok_or_else(|| Error::corrupt("row", "its key is elsewhere"))?;
@@ -125,24 +125,24 @@ impl Keys {
         self.pack(&(family::NEWEST, feed.bytes(), id))
     }
 
-    /// The newest rows of the ids after `id`; of all ids, if it is `None`.
+    /// The keys of the newest rows of the ids after `id`, or of all ids if it is `None`.
     #[cfg(feature = "http")]
     pub fn newest_after(&self, feed: &FeedId, id: Option<&[u8]>) -> KeyRange {
         let KeyRange { begin, end } = self.newest_of_feed(feed);
         KeyRange { begin: id.map_or(begin, |id| key_after(&self.newest(feed, id))), end }
     }
 
-    /// The feed, and the id whose newest row is under `key`.
+    /// Returns the feed and the id from `key`, the key of a newest row.
     pub fn newest_id(&self, key: &[u8]) -> Result<(FeedId, Vec<u8>)> {
         let (number, feed, id): (u16, foundationdb_tuple::Bytes<'_>, foundationdb_tuple::Bytes<'_>) =
             self.unpack("newest", key)?;
         if number != family::NEWEST {
-            return Err(Error::corrupt("newest", "its key is of another family"));
+            return Err(Error::corrupt("newest", "its key belongs to another family"));
         }
         Ok((FeedId::from_bytes(&feed)?, id.into_owned()))
     }
 
-    /// The newest rows of all ids of `feed`.
+    /// The keys of the newest rows of all ids of `feed`.
     pub fn newest_of_feed(&self, feed: &FeedId) -> KeyRange {
         self.range(&(family::NEWEST, feed.bytes()))
     }
@@ -168,7 +168,7 @@ impl Keys {
         KeyRange::key(&key_after(&self.horizon(feed)))
     }
 
-    /// All rows of `feed`. Those of its consumers are theirs.
+    /// All keys of `feed`, without those of its consumers.
     pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 6] {
         let range = |number: u16| self.range(&(number, feed.bytes()));
         [
@@ -187,7 +187,7 @@ pub(crate) fn sequence_operand(incarnation: Incarnation, order: u16) -> Vec<u8> 
     versionstamped(&[incarnation.0], &order.to_be_bytes())
 }
 
-/// The number of rows that is stored as `bytes`; 0 without a value. It is negative if a layer has named a wrong previous edit.
+/// Decodes a stored number of rows; 0 without a value. The number is negative if a layer named a wrong previous edit.
 pub(crate) fn row_count(bytes: Option<&[u8]>) -> Result<i64> {
     let Some(bytes) = bytes else { return Ok(0) };
     let count = bytes.try_into();

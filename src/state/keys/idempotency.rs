@@ -14,7 +14,7 @@ use crate::{
 pub(crate) struct RunResult {
     /// The commit of the run.
     pub versionstamp: Versionstamp,
-    /// Identifies the run among all runs of its key.
+    /// Identifies the run among all runs with its key.
     pub run: [u8; 16],
     /// What the body returned, as JSON.
     pub value: Vec<u8>,
@@ -36,7 +36,7 @@ impl RunResult {
 }
 
 impl Keys {
-    /// The result of the run of `key`.
+    /// The key of the result of the run with `key`.
     pub fn run_result(&self, key: &[u8]) -> Vec<u8> {
         self.pack(&(family::IDEMPOTENCY, 0_u16, key))
     }
@@ -45,7 +45,7 @@ impl Keys {
         self.range(&(family::IDEMPOTENCY, 0_u16))
     }
 
-    /// The version before which results were cleared.
+    /// The key of the version before which results were cleared.
     pub fn runs_swept(&self) -> Vec<u8> {
         self.pack(&(family::IDEMPOTENCY, 1_u16))
     }

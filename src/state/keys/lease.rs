@@ -1,11 +1,11 @@
 //! Families 11 and 14: the owners of resources, and the versions of pools.
 //!
 //! One read of the common version shows a node that nothing has changed, whatever the number of nodes, pools and resources. Each change
-//! also moves the version of its pool, so that the members of other pools need not look. The versions are versionstamps, not counts,
-//! which one blind write moves.
+//! also moves the version of its pool, so that the members of other pools need not read anything. The versions are versionstamps, not
+//! counts, so that one blind write moves them.
 //!
-//! The version of a pool stands in a slot that follows from the role of its members, of a fixed number: pools come and go with their
-//! consumers and leave no key behind, and a change of a node's roles finds the versions of their pools.
+//! The version of a pool is stored in one of a fixed number of slots, which follows from the role of its members: pools come and go with
+//! their consumers and leave no key behind, and a change of a node's roles finds the versions of their pools.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -18,15 +18,15 @@ use crate::{
     store::KeyRange,
 };
 
-/// How many versions the pools share. It is fixed, because nodes must agree on it.
+/// How many versions the pools share. The number is fixed, because nodes must agree on it.
 const SLOTS: u64 = 4_096;
 
-/// The slot of the version of the pool that nodes with `role` divide; a few pools share one.
+/// Returns the slot of the version of the pool that nodes with `role` divide; a few pools share one.
 pub(crate) fn slot_of_pool(role: &Role) -> u16 {
     (xxh3_64(role.as_str().as_bytes()) % SLOTS) as u16
 }
 
-/// The role of the nodes that divide `pool`.
+/// Returns the role of the nodes that divide `pool`.
 pub(crate) fn role_of_pool(pool: &str) -> Role {
     let consumer = pool.strip_prefix("consumer/").and_then(|name| ConsumerName::new(name).ok());
     match (pool, consumer) {
@@ -39,14 +39,14 @@ pub(crate) fn role_of_pool(pool: &str) -> Role {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub node: NodeId,
-    /// A random id of this acquisition. After an unknown result the owner recognises its lease by it.
+    /// A random id of this acquisition, by which the owner recognises its lease after an unknown result.
     pub token: [u8; 16],
 }
 
 /// The owner of a resource, and the number of acquisitions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Lease {
-    /// Raised at every acquisition, never lowered.
+    /// Raised at every acquisition, and never lowered.
     pub epoch: u64,
     /// The owner; `None` after it has released the resource.
     pub owner: Option<Owner>,
@@ -92,7 +92,7 @@ impl Keys {
         self.range(&(family::LEASE, CELL))
     }
 
-    /// The pool, the resource and the lease of a stored row.
+    /// Decodes the pool, the resource and the lease of a stored row.
     pub fn lease_row(&self, key: &[u8], value: &[u8]) -> Result<(String, u64, Lease)> {
         let row = self.unpack("lease", key).and_then(|(number, _, pool, resource): (u16, String, _, _)| {
             if number != family::LEASE {
@@ -108,8 +108,8 @@ impl Keys {
         self.pack(&(family::POLLED, CELL, polled::COMMON))
     }
 
-    /// The key of the version of the pools in `slot`. Every transaction that changes leases, resources or members of such a pool, or what
-    /// they may own, moves it.
+    /// The key of the version of the pools in `slot`. It is moved by every transaction that changes leases, resources or members of such a
+    /// pool, or what the members may own.
     pub fn pool_version(&self, slot: u16) -> Vec<u8> {
         self.pack(&(family::POLLED, CELL, polled::POOL, slot))
     }
@@ -119,7 +119,7 @@ impl Keys {
         self.range(&(family::POLLED, CELL, polled::POOL))
     }
 
-    /// The slot in the key of a version of pools.
+    /// Decodes the slot in the key of a pool version.
     pub fn slot_of(&self, key: &[u8]) -> Result<u16> {
         let (_, _, _, slot): (u16, String, u16, u16) = self.unpack("version", key)?;
         Ok(slot)

@@ -34,11 +34,11 @@
 //! | 25 | memberless | 4, consumer | since when, and for how long | while no node works for a consumer that expires |
 //! | 26 | incarnation | incarnation | the last sequence known to exist in it | as long as the bus |
 //!
-//! The families of number 1 are one range, so that a notifier reads everything that waits for it at once. The number after the
-//! instance tells them apart. Numbers are never used again. `docs/protocol.md` promises the bytes of some families to other languages.
+//! The families with number 1 are one range, so that a notifier can read everything that waits for it at once. The number after the
+//! instance distinguishes them. Numbers are never used again. `docs/protocol.md` promises the bytes of some families to other languages.
 //!
-//! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills in the stamp at commit,
-//! and needs it at fixed bytes.
+//! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills in the stamp at commit, and so needs it at a
+//! fixed offset.
 
 mod config;
 mod consumer;
@@ -78,7 +78,7 @@ use crate::{
     store::{KeyRange, key_after},
 };
 
-/// The numbers of the families. They are stored and never change. Missing numbers had a family once, and are not used again.
+/// The numbers of the families. They are stored and never change. Missing numbers belonged to former families, and are not used again.
 mod family {
     pub const CONFIG: u16 = 0;
     pub const COUNTERS: u16 = 1;
@@ -102,10 +102,10 @@ mod family {
     pub const INCARNATION: u16 = 26;
 }
 
-/// What follows the cell in keys of family 14. The numbers are stored and never change; 0 to 2 were used before.
+/// The numbers after the cell in keys of family 14. They are stored and never change; 0 to 2 were used before.
 ///
-/// Rows of nodes, the common version and the pulse of the notifications, in the next family, are what each process polls. No other key
-/// stands among them, so one read returns all of it: [`Keys::polled`].
+/// Every process polls the rows of nodes, the common version and, in the next family, the pulse of the notifications. No other key is
+/// between them, so one read returns all of them: [`Keys::polled`].
 mod polled {
     /// The version of the pools in a slot, whose number follows.
     pub const POOL: u16 = 3;
@@ -115,11 +115,11 @@ mod polled {
     pub const COMMON: u16 = 5;
 }
 
-/// The cell of all nodes and leases, whose nodes divide the work among them. It is part of the keys so that each of
-/// several sites could have a cell of its own.
+/// The cell of all nodes and leases. The nodes of a cell divide the work among them. It is part of the keys so that each of several sites
+/// could have a cell of its own.
 const CELL: &str = "main";
 
-/// The longest prefix of a bus, in bytes: with it the longest key is below the store's limit.
+/// The maximum length of the prefix of a bus, in bytes: with it the longest key is below the store's limit.
 pub(crate) const PREFIX_LEN_MAX: usize = 256;
 
 #[derive(Debug, Clone)]
@@ -128,7 +128,7 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// The keys under `prefix`.
+    /// Creates the keys under `prefix`.
     pub fn new(prefix: &[u8]) -> Result<Self> {
         if prefix.len() > PREFIX_LEN_MAX {
             return Err(Error::invalid(
@@ -152,9 +152,8 @@ impl Keys {
         KeyRange::new([&self.prefix[..], &[0x14]].concat(), [&self.prefix[..], &[0x16]].concat())
     }
 
-    /// The keys that move with the bus to another store, with their names: those that do not belong to running
-    /// processes. Sequences in them stay as they are: they begin with the incarnation, which a move raises. The
-    /// configuration is not among them.
+    /// Returns the keys that move with the bus to another store, with their names: those that do not belong to running processes, without
+    /// the configuration. Sequences in them stay as they are, because they begin with the incarnation, which a move raises.
     pub fn relocated(&self) -> impl Iterator<Item = (&'static str, KeyRange)> {
         let families = [
             (family::COUNTERS, "counters of events that wait to be folded"),
@@ -171,7 +170,7 @@ impl Keys {
         families.into_iter().map(|(number, what)| (what, self.range(&(number,))))
     }
 
-    /// What each process polls: the rows of all nodes, the common version and the pulse of the notifications, in this order.
+    /// The keys that every process polls: the rows of all nodes, the common version and the pulse of the notifications, in this order.
     pub fn polled(&self) -> KeyRange {
         KeyRange::new(self.nodes().begin, key_after(&self.pulse(&FeedId::notifications())))
     }
@@ -183,8 +182,7 @@ impl Keys {
         key
     }
 
-    /// The key of the tuple `elements`, which has one incomplete versionstamp, as the operand of
-    /// `SET_VERSIONSTAMPED_KEY`.
+    /// Packs the key of the tuple `elements`, which has one incomplete versionstamp, as the operand of `SET_VERSIONSTAMPED_KEY`.
     fn pack_stamped(&self, elements: &impl TuplePack) -> Vec<u8> {
         let mut key = Vec::with_capacity(self.prefix.len() + 96);
         key.extend_from_slice(&self.prefix);
@@ -201,7 +199,7 @@ impl Keys {
         KeyRange::new(begin, end)
     }
 
-    /// The tuple in `key`, which must be a `what` of this bus.
+    /// Decodes the tuple in `key`, which must be the key of a `what` of this bus.
     fn unpack<'k, T: TupleUnpack<'k>>(&self, what: &'static str, key: &'k [u8]) -> Result<T> {
         let tuple = key
             .strip_prefix(&self.prefix[..])
@@ -210,13 +208,13 @@ impl Keys {
     }
 }
 
-/// The elements of a sequence in a key.
+/// Returns the elements that stand for a sequence in a key.
 fn position(sequence: Sequence) -> (u16, foundationdb_tuple::Versionstamp) {
     let stamp = foundationdb_tuple::Versionstamp::complete(sequence.versionstamp().0, sequence.order());
     (sequence.incarnation().0.into(), stamp)
 }
 
-/// The sequence of these elements of a key.
+/// Returns the sequence that these elements of a key stand for.
 fn sequence(incarnation: u16, stamp: &foundationdb_tuple::Versionstamp) -> Result<Sequence> {
     let incarnation = u8::try_from(incarnation)
         .map_err(|_| Error::corrupt("sequence", format!("incarnation {incarnation} is over 255")))?;
@@ -235,7 +233,7 @@ mod tests {
         assert!(Keys::new(&[0xff, 1]).is_err());
     }
 
-    /// Another key among those that each process polls would push one of them out of the read.
+    /// Another key among those that every process polls would push one of them out of the read.
     #[test]
     fn what_is_polled_stands_together() {
         let keys = Keys::new(b"p").unwrap();

@@ -1,4 +1,4 @@
-//! Family 17: a conflict key for each name of a database. It has no value.
+//! Family 17: a conflict key for each database name. It has no value.
 
 use super::{Keys, family};
 use crate::{
@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl Keys {
-    /// The conflict key of transactions that decide which instance `name` means: those that rely on the answer have
-    /// it in their read-conflict sets, those that change the answer in their write-conflict sets.
+    /// The conflict key of transactions that decide which instance `name` means: transactions that rely on the answer have the key in their
+    /// read-conflict sets, and those that change the answer have it in their write-conflict sets.
     pub fn name(&self, name: &DbName) -> KeyRange {
         let begin = self.pack(&(family::NAME, name.as_str()));
         let end = key_after(&begin);

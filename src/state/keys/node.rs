@@ -1,9 +1,8 @@
 //! Families 10 and 14: the living nodes and their roles.
 //!
-//! Only the node itself writes its row, at every heartbeat. Another node removes the row once it has seen no beat for
-//! the expiry in the row. A role has a key of its own, so that the nodes that divide its work are read in one range,
-//! and a second one under the node, so that the remover of a node finds its roles. Both exist only as long as the
-//! node's row: a node with a role counts as living.
+//! Only the node itself writes its row, at every heartbeat. Another node removes the row once it has seen no heartbeat for as long as the
+//! expiry in the row. A role has a key of its own, so that the nodes that divide its work are read in one range, and a second key under the
+//! node, so that whoever removes a node finds its roles. Both exist only as long as the node's row: a node with a role counts as living.
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
@@ -21,9 +20,9 @@ use crate::{
     store::KeyRange,
 };
 
-/// What follows the cell in keys of family 10. The numbers are stored and never change; 0 was used before.
+/// The numbers after the cell in keys of family 10. They are stored and never change; 0 was used before.
 mod part {
-    /// Its roles, by node.
+    /// The roles of a node, by node.
     pub const ROLE_OF_NODE: u16 = 1;
     /// The nodes of a role, by role.
     pub const NODE_OF_ROLE: u16 = 2;
@@ -34,7 +33,7 @@ mod part {
 pub struct NodeId(pub [u8; 16]);
 
 impl NodeId {
-    /// A new one from 128 random bits of `env`.
+    /// Creates an id from 128 random bits of `env`.
     pub fn random(env: &Env) -> Self {
         let bits = u128::from(env.random()) << 64 | u128::from(env.random());
         Self(bits.to_be_bytes())
@@ -67,7 +66,7 @@ impl FromStr for NodeId {
 
 serde_as_text!(NodeId);
 
-/// A kind of work of a node. Work is divided among the nodes that have its role.
+/// A kind of work that nodes do. Work is divided among the nodes that have its role.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Role(Cow<'static, str>);
@@ -82,10 +81,10 @@ impl Role {
     /// Serves feeds over HTTP.
     pub const HTTP: Self = Self(Cow::Borrowed("http"));
 
-    /// The most bytes of a role's name.
+    /// The maximum length of a role's name, in bytes.
     pub const NAME_LEN_MAX: usize = 256;
 
-    /// A role of another name, of 1 to 256 bytes.
+    /// Creates a role with another name, of 1 to 256 bytes.
     pub fn new(name: impl Into<String>) -> Result<Self> {
         let name = name.into();
         if name.is_empty() || name.len() > Self::NAME_LEN_MAX {
@@ -119,18 +118,18 @@ impl fmt::Display for Role {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeRow {
-    /// How often the node has written the row. Others see by it that the node lives, whatever their clocks show.
+    /// How many times the node has written the row. This number shows others that the node lives, whatever their clocks show.
     pub beat: u64,
-    /// Drawn when the process joined: distinguishes two processes under one id, and a process from its former self.
+    /// Drawn at random when the process joined: distinguishes two processes with the same id, and a process from its former self.
     pub token: [u8; 16],
-    /// When it joined, in milliseconds since 1970; for people.
+    /// When the node joined, in milliseconds since 1970; for display only.
     pub started_ms: u64,
-    /// After how many milliseconds without a beat the node counts as dead; `u64::MAX` for never.
+    /// After how many milliseconds without a heartbeat the node counts as dead; `u64::MAX` means never.
     pub expiry_ms: u64,
 }
 
 impl NodeRow {
-    /// The token of a row whose node was found dead, while its roles are removed page by page. A node that lives finds it, and joins again.
+    /// The token of a row whose node was found dead, while its roles are removed page by page. If the node is alive, it joins again.
     pub const CONDEMNED: [u8; 16] = [0; 16];
 
     /// The stored form: beat (8 bytes), token (16), start (8), expiry (8).
@@ -151,13 +150,13 @@ impl NodeRow {
         Ok(row)
     }
 
-    /// After how long without a beat the node counts as dead.
+    /// How long the node may go without a heartbeat until it counts as dead.
     pub fn expiry(&self) -> Duration {
         if self.expiry_ms == u64::MAX { Duration::MAX } else { Duration::from_millis(self.expiry_ms) }
     }
 }
 
-/// How many resources a node may own by a role: 4 bytes; `u32::MAX` for as many as there are.
+/// Decodes how many resources a node may own in a role: 4 bytes; `u32::MAX` means as many as there are.
 pub(crate) fn role_max(value: &[u8]) -> Result<u32> {
     let bytes = value.try_into();
     bytes
@@ -205,7 +204,7 @@ impl Keys {
         [self.nodes(), self.range(&(family::ROLE, CELL))]
     }
 
-    /// The node whose row has the key `key`.
+    /// Returns the node whose row is stored under `key`.
     pub fn node_of(&self, key: &[u8]) -> Result<NodeId> {
         let (number, _, part, id): (u16, String, u16, Bytes<'_>) = self.unpack("node", key)?;
         match id[..].try_into() {
@@ -214,7 +213,7 @@ impl Keys {
         }
     }
 
-    /// The node and the role in `key`, a key by node.
+    /// Returns the node and the role from `key`, a key by node.
     pub fn role_of_node(&self, key: &[u8]) -> Result<(NodeId, Role)> {
         let (number, _, part, id, role): (u16, String, u16, Bytes<'_>, String) = self.unpack("role", key)?;
         match id[..].try_into() {
@@ -225,7 +224,7 @@ impl Keys {
         }
     }
 
-    /// The node in `key`, a key by role.
+    /// Returns the node from `key`, a key by role.
     pub fn node_of_role(&self, key: &[u8]) -> Result<NodeId> {
         let (number, _, part, _, id): (u16, String, u16, String, Bytes<'_>) = self.unpack("role", key)?;
         match id[..].try_into() {

@@ -1,8 +1,8 @@
-//! Families 2, 3 and 9: the doorbell and the fold mark of a partition, with the rule that divides names into partitions; and the sequence of
-//! the last notification with a change of a design document.
+//! Families 2, 3 and 9: the doorbell and the fold mark of a partition, with the rule that assigns names to partitions; and the sequence of
+//! the last notification about a change to a design document.
 //!
-//! A row without an id stands for changes of design documents whose ids were not recorded. Such a change may be of any document, so a change
-//! with an id does not replace the row.
+//! A row without an id stands for changes to design documents whose ids were not recorded. Such a change may concern any document, so a
+//! change with an id does not replace the row.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -21,17 +21,17 @@ use crate::{
 pub(crate) struct Partition(pub u32);
 
 impl Partition {
-    /// The partition of the database `name` out of `count`. The hash (XXH3, 64 bits) is part of the stored format.
+    /// Returns the partition of the database `name` out of `count`. The hash (XXH3, 64 bits) is part of the stored format.
     pub fn of(name: &str, count: u32) -> Self {
         Self((xxh3_64(name.as_bytes()) % u64::from(count)) as u32)
     }
 }
 
-/// The progress of the owner of a partition. Every fold changes it. So a notifier can find whether a fold with an
-/// unknown result was committed, and a former owner cannot commit.
+/// The progress of the owner of a partition. Every fold changes it, so a notifier can find out whether a fold with an unknown result was
+/// committed, and a former owner cannot commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FoldMark {
-    /// The epoch of the lease of the fold.
+    /// The epoch of the lease under which the fold was made.
     pub epoch: u64,
     /// The number of folds in that epoch.
     pub fold: u64,
@@ -69,7 +69,7 @@ impl Keys {
 }
 
 impl Keys {
-    /// The key of the design document `id` of `db`; without an id, of changes without ids. No id is empty.
+    /// The key of the design document `id` of `db`; without an id, the key for changes without ids. No id is empty.
     pub fn ddoc(&self, db: &Db, id: Option<&DdocId>) -> Vec<u8> {
         let id = id.map_or("", DdocId::as_str);
         self.pack(&(family::DDOC, db.name.as_str(), &db.instance.0[..], id))
@@ -80,12 +80,12 @@ impl Keys {
         self.range(&(family::DDOC, db.name.as_str(), &db.instance.0[..]))
     }
 
-    /// The id in a stored row, if it has one, and the sequence of the last notification with a change of it.
+    /// Decodes the id in a stored row, if it has one, and the sequence of the last notification about a change to that document.
     pub fn ddoc_row(&self, (key, value): &Row) -> Result<(Option<DdocId>, Sequence)> {
         let (number, _, _, id): (u16, String, foundationdb_tuple::Bytes<'_>, String) =
             self.unpack("ddoc", key)?;
         if number != family::DDOC {
-            return Err(Error::corrupt("ddoc", "its key is of another family"));
+            return Err(Error::corrupt("ddoc", "its key belongs to another family"));
         }
         let id = (!id.is_empty()).then(|| DdocId::new(&id)).transpose();
         let id = id.map_err(|error| Error::corrupt("ddoc", error.to_string()))?;

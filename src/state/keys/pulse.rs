@@ -1,8 +1,8 @@
 //! Family 15: the pulse of a feed. It shows waiting readers that rows were appended, and to which shards.
 //!
-//! It is one key, whatever the number of shards, so that one read and one watch suffice; and one `ADD` moves it, whatever the number
-//! of shards that a transaction appends to. Its value has 16 lanes of 32 bits, over which the shards are spread. A lane only counts,
-//! and is only compared with what it was: it may carry into its neighbour, which then seems to have moved, too.
+//! The pulse is one key, whatever the number of shards, so that one read and one watch suffice; and one `ADD` moves it, whatever the number
+//! of shards that a transaction appends to. Its value has 16 lanes of 32 bits, over which the shards are spread. A lane only counts, and is
+//! only compared with its earlier value, so it may carry into its neighbour, which then seems to have moved, too.
 
 use bytes::Bytes;
 
@@ -12,26 +12,26 @@ const LANES: u64 = 16;
 
 const LANE_LEN: usize = 4;
 
-/// Bytes of a pulse.
+/// The length of a pulse, in bytes.
 const LEN: usize = LANES as usize * LANE_LEN;
 
-/// Some lanes of a pulse, and so the shards that are on them.
+/// Some lanes of a pulse, and thus the shards that are on them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Lanes(u16);
 
 impl Lanes {
-    /// All of them.
+    /// All lanes.
     pub const ALL: Self = Self(u16::MAX);
 
-    /// How many there are.
+    /// The number of lanes.
     pub const COUNT: usize = LANES as usize;
 
-    /// The number of the lane of `shard`.
+    /// Returns the number of the lane of `shard`.
     pub fn of(shard: ShardId) -> usize {
         (shard.0 % LANES) as usize
     }
 
-    /// Whether there are none.
+    /// Whether there are no lanes.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -41,12 +41,12 @@ impl Lanes {
         self.0 |= 1 << Self::of(shard);
     }
 
-    /// Whether the lane of `shard` is one of them.
+    /// Whether the lane of `shard` is included.
     pub fn has(self, shard: ShardId) -> bool {
         self.0 & 1 << Self::of(shard) != 0
     }
 
-    /// The operand of `ADD` that moves them.
+    /// Returns the operand of `ADD` that moves these lanes.
     pub fn to_operand(self) -> [u8; LEN] {
         let mut operand = [0; LEN];
         for (number, lane) in operand.chunks_exact_mut(LANE_LEN).enumerate() {
@@ -68,13 +68,12 @@ impl FromIterator<ShardId> for Lanes {
 pub(crate) struct PulseValue(Option<Bytes>);
 
 impl PulseValue {
-    /// The pulse that is stored as `value`. Any bytes are valid; readers only compare them with what they read
-    /// before.
+    /// Creates the pulse that is stored as `value`. Any bytes are valid, because readers only compare them with what they read before.
     pub fn new(value: Option<Bytes>) -> Self {
         Self(value)
     }
 
-    /// The lanes that have moved since it was `before`.
+    /// Returns the lanes that have moved since the pulse was `before`.
     pub fn moved_since(&self, before: &Self) -> Lanes {
         match (&before.0, &self.0) {
             (before, now) if before == now => Lanes::default(),
@@ -89,10 +88,10 @@ impl PulseValue {
         }
     }
 
-    /// What it is after an append to each of `appended`. A value that no append has written stays.
+    /// Returns the pulse after an append to each of `appended`. A value that no append has written stays as it is.
     pub fn after(&self, appended: &[Lanes]) -> Self {
         let Some(bytes) = self.0.as_deref().filter(|bytes| bytes.len() == LEN) else { return self.clone() };
-        // The store adds all bytes as one number, from the lowest on.
+        // The store adds all bytes as one number, lowest byte first.
         let mut sum = bytes.to_vec();
         for lanes in appended {
             let mut carry = 0;

@@ -1,4 +1,4 @@
-//! Family 7: the topology of a feed: its shards, from which sequence on.
+//! Family 7: the topology of a feed, which says from which sequence on the feed writes to which shards.
 
 use bytes::Bytes;
 
@@ -11,17 +11,17 @@ use crate::{
     store::{KeyRange, Row},
 };
 
-/// The most shards that a topology entry can have.
+/// The maximum number of shards in a topology entry.
 pub(crate) const SHARDS_MAX: u32 = 1_000;
 
-/// The shards that a feed writes to, from one sequence on.
+/// The shards that a feed writes to, beginning with one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TopologyRow {
     /// The first sequence under this entry.
     pub first: Sequence,
     /// Whether a later entry has taken over.
     pub closed: bool,
-    /// Drawn by the writer, which can find out by it after an unknown result whether its write was committed.
+    /// Drawn at random by the writer, which uses it to find out after an unknown result whether its write was committed.
     pub token: [u8; 16],
     pub layout: Layout,
 }
@@ -29,8 +29,8 @@ pub(crate) struct TopologyRow {
 /// The key ranges of the rows of a topology entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// One range that another writer has left unsharded, under keys that start with this prefix. An empty prefix
-    /// means the range of shard 0, to which a move to another store has brought the rows. It counts as shard 0.
+    /// One unsharded range that another writer left, under keys that start with this prefix. An empty prefix means the range of shard 0, to
+    /// which a move to another store brought the rows. The range counts as shard 0.
     Legacy(Bytes),
     /// Shards. Their ids in one entry are consecutive, because each reshard takes new ones.
     Sharded {
@@ -46,8 +46,8 @@ const LEGACY: u8 = 0;
 const SHARDED: u8 = 1;
 
 impl TopologyRow {
-    /// The stored form: layout tag (1 byte), closed (1), token (16); then for a legacy range the length of the prefix
-    /// (2) and the prefix, for shards the scheme (2), the first shard id (8) and the count (4).
+    /// The stored form: layout tag (1 byte), closed (1), token (16); then, for a legacy range, the length of the prefix (2) and the prefix,
+    /// or, for shards, the scheme (2), the first shard id (8) and the count (4).
     pub fn to_bytes(&self) -> Vec<u8> {
         let (tag, rest) = match &self.layout {
             Layout::Legacy(prefix) => {
@@ -61,7 +61,7 @@ impl TopologyRow {
         [&[tag, u8::from(self.closed)][..], &self.token, &rest].concat()
     }
 
-    /// The entry from `first` on that is stored as `bytes`.
+    /// Decodes the entry that begins at `first` and is stored as `bytes`.
     pub fn from_bytes(first: Sequence, bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("topology", bytes);
         let tag = reader.u8()?;
@@ -82,7 +82,7 @@ impl TopologyRow {
                     return Err(reader.corrupt(format!("it has {count} shards")));
                 }
                 if first.0 == 0 || first.0.checked_add(count.into()).is_none() {
-                    return Err(reader.corrupt(format!("{count} shards from {} on are no shards", first.0)));
+                    return Err(reader.corrupt(format!("{count} shards from {} on cannot exist", first.0)));
                 }
                 Layout::Sharded { scheme, first, count }
             }
@@ -92,7 +92,7 @@ impl TopologyRow {
         Ok(Self { first, closed, token, layout })
     }
 
-    /// Its shards, in the order that the scheme counts them. A legacy range is shard 0.
+    /// Returns the shards of the entry, in the order in which the scheme counts them. A legacy range is shard 0.
     pub fn shards(&self) -> impl ExactSizeIterator<Item = ShardId> + use<> {
         let (first, count) = match self.layout {
             Layout::Legacy(_) => (0, 1),
@@ -106,7 +106,7 @@ impl TopologyRow {
         shards.next().is_some_and(|first| first <= shard) && shard < self.next_shard()
     }
 
-    /// The first shard id that was never used, if this is the newest entry.
+    /// Returns the first shard id that was never used, if this is the newest entry.
     pub fn next_shard(&self) -> ShardId {
         match self.layout {
             Layout::Legacy(_) => ShardId(1),
@@ -116,7 +116,7 @@ impl TopologyRow {
 }
 
 impl Keys {
-    /// The key of the topology entry of `feed` from `first` on.
+    /// The key of the topology entry of `feed` that begins at `first`.
     pub fn topology(&self, feed: &FeedId, first: Sequence) -> Vec<u8> {
         let (incarnation, stamp) = position(first);
         self.pack(&(family::TOPOLOGY, feed.bytes(), incarnation, stamp))
@@ -143,13 +143,13 @@ impl Keys {
         self.range(&(family::TOPOLOGY,))
     }
 
-    /// The topology entry in a stored row, and its feed.
+    /// Decodes the topology entry in a stored row, and its feed.
     pub fn topology_row(&self, (key, value): &Row) -> Result<(FeedId, TopologyRow)> {
         let (feed, first) = self.topology_key(key)?;
         Ok((feed, TopologyRow::from_bytes(first, value)?))
     }
 
-    /// The feed and the first sequence in the key of a topology entry.
+    /// Decodes the feed and the first sequence from the key of a topology entry.
     pub fn topology_key(&self, key: &[u8]) -> Result<(FeedId, Sequence)> {
         let (number, feed, incarnation, stamp): (
             u16,
@@ -158,7 +158,7 @@ impl Keys {
             foundationdb_tuple::Versionstamp,
         ) = self.unpack("topology", key)?;
         if number != family::TOPOLOGY {
-            return Err(Error::corrupt("topology", "its key is of another family"));
+            return Err(Error::corrupt("topology", "its key belongs to another family"));
         }
         Ok((FeedId::from_bytes(&feed)?, sequence(incarnation, &stamp)?))
     }

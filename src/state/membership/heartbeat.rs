@@ -1,15 +1,14 @@
-//! [`Heartbeat`]: the one task that writes the row of a node, and its roles.
+//! [`Heartbeat`]: the only task that writes the row of a node, and its roles.
 //!
-//! It also judges the node itself. If it has not committed a beat for as long as its row allows, or if its row is
-//! gone, the node has fallen out. Then the node's workers end everything, and the task writes the row again, with a
-//! new token.
+//! The task also judges the node itself. If it has not committed a heartbeat for as long as its row allows, or if its row is gone, the node
+//! has fallen out. Then the node's workers end everything, and the task writes the row again, with a new token.
 //!
-//! A beat reads nothing. Its transaction stands at the version of the beat before, with the node's row and the configuration of the bus in
-//! its conflict set: so it is committed if nobody has written either since. If somebody has, or if the store no longer remembers that
-//! version, the next attempt reads both.
+//! A heartbeat reads nothing. Its transaction has the version of the previous heartbeat, with the node's row and the configuration of the
+//! bus in its conflict set, so it is committed if nobody has written either since. If somebody has, or if the store no longer remembers
+//! that version, the next attempt reads both.
 //!
-//! The token distinguishes two processes under one id: a row with an unknown token belongs to another process, and is
-//! only replaced after it has not changed for as long as that row allows.
+//! The token distinguishes two processes with the same id: a row with an unknown token belongs to another process, and is replaced only
+//! after it has not changed for as long as that row allows.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -38,7 +37,7 @@ use crate::{
 /// The name of the heartbeat in reports of trouble.
 const HEARTBEAT: &str = "heartbeat of a node";
 
-/// For how long after a beat the next one relies on its version. The store remembers versions for a little longer.
+/// How long after a heartbeat the next one relies on its version. The store remembers versions for a little longer.
 const REMEMBERED: Duration = Duration::from_secs(4);
 
 /// 16 random bytes.
@@ -46,11 +45,11 @@ pub(super) fn draw(env: &Env) -> [u8; 16] {
     NodeId::random(env).0
 }
 
-/// The result of a write of the node's row.
+/// The result of writing the node's row.
 pub(super) enum Claim {
     /// The node is a member.
     Joined,
-    /// The row of the member is gone, or another process may live under the id.
+    /// The row of the member is gone, or another process may be alive under the id.
     Taken {
         /// Whether the row of the other process has changed since the last attempt.
         changed: bool,
@@ -59,31 +58,31 @@ pub(super) enum Claim {
 
 pub(super) struct Heartbeat {
     shared: Arc<Shared>,
-    /// The last written row, or the one to be written.
+    /// The last row that was written, or the next one to write.
     row: NodeRow,
     /// The token of a claim whose result is not certain yet.
     claiming: Option<[u8; 16]>,
-    /// When the row was written, or a little before: after the reads of the first attempt, and before any commit. Nobody
-    /// else can have seen the row sooner. However long the store let those reads wait, the expiry begins after them: a
-    /// node once joined a recovering cluster, and took itself for dead a moment later.
+    /// When the row was written, or a little before: after the reads of the first attempt, and before any commit. Nobody else can have seen
+    /// the row sooner. However long the store let those reads wait, the expiry begins after them: otherwise a node that joins a recovering
+    /// cluster would consider itself dead a moment later.
     beaten: Duration,
-    /// The version of that write.
+    /// The version of the last write of the row.
     version: Option<u64>,
-    /// The row of another process under its id, as the last attempt has found it.
+    /// The row of another process under the node's id, as the last attempt found it.
     stranger: Option<NodeRow>,
 }
 
 /// What an attempt at writing the node's row did.
 enum Written {
     Row,
-    /// It has removed a page of the roles of a dead process under the node's id.
+    /// A page of the roles of a dead process under the node's id was removed.
     Page,
-    /// Nothing: another process may live under the id, or the row of the member is gone.
+    /// Nothing: another process may be alive under the id, or the row of the member is gone.
     Nothing(Option<NodeRow>),
 }
 
 impl Heartbeat {
-    /// The heartbeat of a node that has not joined yet.
+    /// Creates the heartbeat of a node that has not joined yet.
     pub fn new(shared: &Arc<Shared>) -> Self {
         let (env, expiry_ms) = (shared.store.env(), shared.options.expiry_ms());
         Self {
@@ -96,10 +95,10 @@ impl Heartbeat {
         }
     }
 
-    /// Beats until it gets the command to leave.
+    /// Writes heartbeats until it gets the command to leave.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let (env, interval) = (self.shared.store.env().clone(), self.shared.options.heartbeat);
-        // This is a fixed moment, so that commands which write nothing do not move it.
+        // This is a fixed moment, so that commands that write nothing do not move it.
         let mut next = env.now().saturating_add(interval);
         loop {
             tokio::select! {
@@ -115,7 +114,7 @@ impl Heartbeat {
                     }
                     Command::Leave(reply) => {
                         let left = self.leave().await;
-                        // After the answer the caller may close the store at once, and open it again.
+                        // After the reply the caller may close the store at once, and open it again.
                         drop(self);
                         let _ = reply.send(left);
                         return;
@@ -130,18 +129,18 @@ impl Heartbeat {
                     }
                 }
             }
-            // A failed beat is not tried again at once.
+            // A failed heartbeat is not tried again at once.
             let soonest = env.now().saturating_add(interval / 8);
             next = self.beaten.saturating_add(interval).max(soonest);
         }
     }
 
-    /// Whether the stored roles are the present ones.
+    /// Whether the stored roles are up to date.
     fn is_published(&self) -> bool {
         self.shared.is_member() && self.shared.roles.borrow().is_published()
     }
 
-    /// Beats until all roles are stored. A panic costs one beat, which has failed.
+    /// Writes heartbeats until all roles are stored. A panic costs one heartbeat, which counts as failed.
     async fn beat(&mut self) -> Result<()> {
         loop {
             let pulse = AssertUnwindSafe(self.pulse()).catch_unwind().await;
@@ -188,11 +187,11 @@ impl Heartbeat {
             }
         }
         match self.write().await? {
-            // This has the level of the line about the fall, so that a log shows both lines or none.
+            // Logged at the same level as the line about falling out, so that a log shows both lines or none.
             Claim::Joined => tracing::warn!(node = %shared.id, "node is a member again"),
             Claim::Taken { .. } => {
                 let reason = format!(
-                    "the row of node {} is of another process: if it lives, give each its own id",
+                    "node {}'s row belongs to another process: if it is alive, give each its own id",
                     shared.id
                 );
                 return Err(Error::invalid("node id", reason));
@@ -209,7 +208,7 @@ impl Heartbeat {
         config.check_stored(stored.as_deref())
     }
 
-    /// Writes what has changed of the roles.
+    /// Writes the changed roles.
     fn publish(&self, tx: &Transaction, news: &[News]) {
         let Shared { id, keys, .. } = &*self.shared;
         members_changed(tx, keys, news.iter().map(|(role, _)| role));
@@ -225,7 +224,7 @@ impl Heartbeat {
         }
     }
 
-    /// Changes the roles without waking anybody, because nobody waits for roles.
+    /// Changes the roles without waking anybody, because nobody waits for them.
     fn change_roles(&self, change: impl FnOnce(&mut Roles)) {
         self.shared.roles.send_if_modified(|roles| {
             change(roles);
@@ -233,22 +232,22 @@ impl Heartbeat {
         });
     }
 
-    /// The node is a member under this token; its workers and `ready` are informed.
+    /// Notes that the node is a member under this token, and informs its workers and `ready`.
     fn register(&self, token: Registration) {
         self.shared.registration.send_replace(token);
         self.shared.stats.health.set_membership(self.shared.id.0, token);
     }
 
-    /// The node is no longer a member.
+    /// Notes that the node is no longer a member.
     fn fall_out(&self, reason: &'static str) {
         tracing::warn!(node = %self.shared.id, reason, "node has fallen out and gives everything up");
         self.shared.stats.nodes_fallen_out.add(1);
         self.register(None);
     }
 
-    /// Writes the next beat, and at most [`ROLES_MAX`] roles that have changed; the others follow at once in the next
-    /// beats. A member writes over its own row only. Another node joins: it writes under a new token, unless another
-    /// process may live under the id. What a dead one has left there is removed first.
+    /// Writes the next heartbeat, and at most [`ROLES_MAX`] roles that have changed; the others follow at once in the next heartbeats. A
+    /// member writes only over its own row. A node that is not a member joins: it writes under a new token, unless another process may be
+    /// alive under the id. What a dead process left under the id is removed first.
     pub async fn write(&mut self) -> Result<Claim> {
         let shared = Arc::clone(&self.shared);
         let env = shared.store.env();
@@ -257,16 +256,15 @@ impl Heartbeat {
             self.change_roles(Roles::forget_published);
         }
         let news = shared.roles.borrow().news(ROLES_MAX);
-        // The beat grows even if the commit fails here, because other nodes may have seen it.
+        // The beat grows even if the commit fails, because other nodes may have seen it.
         self.row.beat += 1;
         let mut row = self.row;
         if !is_member {
-            // The token stays the same until a claim succeeds, so that a claim that was committed without an answer is
-            // recognised.
+            // The token stays the same until a claim succeeds, so that a claim that was committed without an answer is recognised.
             row.token = *self.claiming.get_or_insert_with(|| draw(env));
             row.started_ms = env.wall_ms();
         }
-        // No attempt begins once the next beat is due.
+        // No attempt begins once the next heartbeat is due.
         let policy = RetryPolicy { elapsed_max: Some(shared.options.heartbeat), ..RetryPolicy::default() };
         let is_fresh = is_member && began.saturating_sub(self.beaten) < REMEMBERED;
         let (known, time) = (Mutex::new(self.version.filter(|_| is_fresh)), OnceLock::new());
@@ -308,8 +306,8 @@ impl Heartbeat {
         Ok(Claim::Joined)
     }
 
-    /// Reads the row under the node's id, which it has written under one of `tokens` if it has. Returns what there is to do instead of
-    /// writing it.
+    /// Reads the row under the node's id. If this process wrote the row, it did so under one of `tokens`. Returns what to do instead of
+    /// writing the row, if anything.
     async fn found(
         &self,
         tx: &Transaction,
@@ -323,7 +321,7 @@ impl Heartbeat {
                 let is_own = found.is_some_and(|found| found.token == self.row.token);
                 Ok((!is_own).then_some(Written::Nothing(found)))
             }
-            // What it has stored itself stays: the node knows what has changed of it.
+            // Rows that this process stored itself stay: the node knows which of its roles have changed.
             Some(found) if !tokens.contains(&found.token) => {
                 if !seen.lock().is_silent(id, &found, began) {
                     return Ok(Some(Written::Nothing(Some(found))));
@@ -335,7 +333,7 @@ impl Heartbeat {
         }
     }
 
-    /// Removes the row and the roles, if they are those of this process.
+    /// Removes the row and the roles, if they belong to this process.
     async fn leave(&mut self) -> Result<()> {
         let Shared { id, store, keys, stats, registration, .. } = &*self.shared;
         registration.send_replace(None);

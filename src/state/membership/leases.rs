@@ -1,5 +1,5 @@
-//! What a role gives its node: the options of the heartbeat and of the share of a [`Pool`], and the [`Work`] on its resources, under leases
-//! that are [`Held`].
+//! What a role provides to its node: the options of the heartbeat and of the share of a [`Pool`], and the [`Work`] on its resources, under
+//! leases that are [`Held`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,21 +21,21 @@ const PACE_MAX: Duration = Duration::from_secs(3);
 pub(crate) struct Pool {
     /// The name of the pool in the keys of its leases. The nodes that divide it have the role [`role_of_pool`].
     pub name: Arc<str>,
-    /// The key of the note that no node has the role. Each publication of the role removes it, so no node joins unseen.
+    /// The key of the note that no node has the role. It is removed whenever the role is published, so no node joins unnoticed.
     pub idle: Option<Bytes>,
 }
 
-/// How a node shows that it lives. Nodes of a bus can have different times: each stores how long others have to wait
-/// for it. [`Duration::MAX`] means "never".
+/// How a node shows that it is alive. Nodes of a bus can have different times: each stores how long others must wait for it.
+/// [`Duration::MAX`] means "never".
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeOptions {
-    /// The node's id; no other process may use it at the same time. Default: a random one.
+    /// The id of the node; no other process may use it at the same time. Default: a random one.
     pub id: Option<NodeId>,
     /// How often the node writes its heartbeat. Default: 2 s.
     pub heartbeat: Duration,
-    /// After how long without a heartbeat others take this node for dead, by the observer's clock; at least twice the
-    /// heartbeat. With a shorter expiry others take its work over sooner, and sooner by mistake. Default: 5 s.
+    /// How long the node may go without a heartbeat until others consider it dead, by the observer's clock; at least twice the heartbeat.
+    /// With a shorter expiry others take over its work sooner, but also more often by mistake. Default: 5 s.
     pub expiry: Duration,
 }
 
@@ -48,7 +48,7 @@ impl Default for NodeOptions {
 }
 
 impl NodeOptions {
-    /// Fails if an option is out of its limits.
+    /// Fails if an option is outside its limits.
     pub(crate) fn check(&self) -> Result<()> {
         if self.heartbeat < Duration::from_millis(1) {
             return Err(Error::invalid("heartbeat", "it is less than 1 ms"));
@@ -62,28 +62,27 @@ impl NodeOptions {
         Ok(())
     }
 
-    /// The stored form of [`NodeOptions::expiry`]: `u64::MAX` for never.
+    /// The stored form of [`NodeOptions::expiry`]: `u64::MAX` means never.
     pub(super) fn expiry_ms(&self) -> u64 {
         u64::try_from(self.expiry.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// How often the node polls other nodes, however seldom it beats.
+    /// How often the node polls other nodes, however rarely it writes a heartbeat.
     pub(super) fn pace(&self) -> Duration {
         self.heartbeat.min(PACE_MAX)
     }
 }
 
-/// A node's share of the work: as many leases as any other, give or take one. If it may not have so many, others have
-/// more.
+/// A node's share of the work: as many leases as any other node, give or take one. If it may not have that many, others have more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BalanceOptions {
-    /// How often it polls whether nodes or leases have changed. Default: 1 s.
+    /// How often the node polls whether nodes or leases have changed. Default: 1 s.
     pub interval: Duration,
-    /// How long an owner may take to end its work when the lease should be another node's; then the other node takes
-    /// it anyway. Default: 10 s. [`Duration::MAX`] means "never".
+    /// How long an owner may take to end its work when another node should own the lease. After that, the other node takes the lease
+    /// anyway. Default: 10 s. [`Duration::MAX`] means "never".
     pub handover: Duration,
-    /// The most leases that it takes. Resources beyond all nodes' limits have no owner. Default: no limit.
+    /// The maximum number of leases that the node takes. Resources beyond all nodes' limits have no owner. Default: no limit.
     pub leases_max: Option<u32>,
 }
 
@@ -96,7 +95,7 @@ impl Default for BalanceOptions {
 }
 
 impl BalanceOptions {
-    /// Fails if an option is out of its limits.
+    /// Fails if an option is outside its limits.
     pub(crate) fn check(&self) -> Result<()> {
         if self.interval.is_zero() {
             return Err(Error::invalid("balance interval", "it is zero"));
@@ -122,7 +121,7 @@ impl Held {
         Self { key: keys.lease(pool, resource), pool: Arc::clone(pool), resource, epoch, owner }
     }
 
-    /// The lease as it is stored.
+    /// Returns the lease as it is stored.
     pub(super) fn stored(&self) -> Lease {
         Lease { epoch: self.epoch, owner: Some(self.owner) }
     }
@@ -148,7 +147,7 @@ impl Held {
 pub(crate) struct Stop(watch::Receiver<bool>);
 
 impl Stop {
-    /// A signal, and its sender. Dropping the sender gives the signal.
+    /// Creates a signal and its sender. Dropping the sender also gives the signal.
     pub fn new() -> (watch::Sender<bool>, Self) {
         let (sender, receiver) = watch::channel(false);
         (sender, Self(receiver))
@@ -156,7 +155,7 @@ impl Stop {
 
     /// Completes when the work should end. Cancel safe.
     pub async fn requested(&mut self) {
-        // A dropped sender is a request as well.
+        // A dropped sender is a request, too.
         let _ = self.0.wait_for(|stop| *stop).await;
     }
 
@@ -173,21 +172,20 @@ impl Stop {
 
 /// The work on the resources of a pool.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// The resources, each once. Read by snapshot in the transaction of a round; each change of them calls
-    /// [`changed`](super::changed). If a resource disappears, its work is dropped and its lease is removed. So the same resource must
-    /// never appear again, or its work must be safe with only the owner as its fence. With [`Error::NoConsumer`] the pool is no longer that
-    /// of this work: the worker ends, so that others own what it would.
+    /// Returns the resources, each once, read by snapshot in the transaction of a round. Each change of them calls
+    /// [`changed`](super::changed). If a resource disappears, its work is dropped and its lease is removed. So the same resource must never
+    /// appear again, or its work must be safe with only the owner as its fence. With [`Error::NoConsumer`] the pool no longer belongs to
+    /// this work: the worker ends, so that other nodes own its share.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
 
-    /// A round has read the resources; the pool had changed last at the version `changed` of the store.
+    /// Called after a round has read the resources. The pool last changed at the version `changed` of the store.
     fn settled(&self, _changed: u64) {}
 
-    /// Writes what belongs to the acquisition of `resource` under `epoch`, in its transaction.
+    /// Writes what belongs to the acquisition of `resource` under `epoch`, in the same transaction.
     fn acquired(&self, _tx: &Transaction, _resource: u64, _epoch: u64) {}
 
-    /// Works on the resource of `lease`: every transaction calls [`Held::check`] first. Ends soon after `stop` is
-    /// given, once it has saved its progress, so that another node can go on. It is dropped if that takes too long,
-    /// and at once if the lease is lost.
+    /// Works on the resource of `lease`. Every transaction calls [`Held::check`] first. The work ends soon after `stop` is given, once it
+    /// has saved its progress, so that another node can continue. It is dropped if that takes too long, and at once if the lease is lost.
     ///
     /// Any other end, even a panic, is reported, and the resource is taken again with the next epoch, after a pause
     /// that doubles with each failure.

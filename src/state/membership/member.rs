@@ -28,14 +28,13 @@ use crate::{
     store::Store,
 };
 
-/// The most commands that wait for the heartbeat; a sender of one more waits.
+/// The maximum number of commands that wait for the heartbeat; the sender of another one has to wait.
 const COMMANDS_MAX: usize = 16;
 
-/// A node in its own process. Dropping it ends the heartbeat at once, and others take the node for dead after its
-/// expiry.
+/// A node in its own process. Dropping it ends the heartbeat at once, and others consider the node dead after its expiry.
 ///
-/// Only handles own it. Tasks of the node own [`Shared`], so the drop of the last handle ends the node even if an aborted task
-/// still runs.
+/// Only handles own a member. Tasks of the node own [`Shared`], so dropping the last handle ends the node even if an aborted task is still
+/// running.
 pub(crate) struct Member {
     shared: Arc<Shared>,
     /// The heartbeat, and the watch over other nodes.
@@ -43,8 +42,8 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Joins the nodes of the bus, whose configuration must stay `config`. Fails with [`Error::Invalid`] if another
-    /// process lives under the same id. If a process has died under it, waits until that is certain.
+    /// Joins the nodes of the bus, whose configuration must stay `config`. Fails with [`Error::Invalid`] if another process is alive under
+    /// the same id. If a process died under this id, waits until that is certain.
     pub async fn join(
         store: &Store,
         keys: &Keys,
@@ -76,7 +75,7 @@ impl Member {
                 let id = shared.id;
                 return Err(Error::invalid(
                     "node id",
-                    format!("another process lives as node {id}: give each its own, or have one drawn"),
+                    format!("another process is node {id}: give each its own id, or use random ids"),
                 ));
             }
             known = true;
@@ -100,7 +99,7 @@ impl Member {
         &self.shared
     }
 
-    /// [`Shared::enter`] without a limit or a worker.
+    /// Does the same as [`Shared::enter`], without a limit or a worker.
     pub async fn enter(&self, role: Role) -> Result<RoleGuard> {
         self.shared.enter(role, Entered { max: u32::MAX, idle: None, worker: None }).await
     }
@@ -123,7 +122,7 @@ impl Member {
         left
     }
 
-    /// Whether it was asked to leave.
+    /// Whether the node was asked to leave.
     pub fn has_left(&self) -> bool {
         *self.shared.stop.borrow()
     }

@@ -1,19 +1,18 @@
-//! Nodes, and how they divide work among them: one module for everything that is divided.
+//! Nodes, and how they divide work among themselves: one module for everything that is divided.
 //!
-//! A **node** is a process that is a member ([`Member`]). It writes its row again and again, its heartbeat
-//! ([`heartbeat`]), and lists its roles. Each node watches the next few in the ring of node ids ([`neighbours`]). It
-//! removes a node whose row has not changed for as long as the row allows, by *its own* clock; no two clocks are ever
-//! compared.
+//! A **node** is a process that is a member ([`Member`]). It repeatedly writes its row, which is its heartbeat ([`heartbeat`]), and lists
+//! its roles. Each node watches the next few in the ring of node ids ([`neighbours`]). It removes a node whose row has not changed for as
+//! long as the row allows, by *its own* clock; no two clocks are ever compared.
 //!
-//! Work is divided as the **resources** of a pool, such as the partitions of the notifier. The lease of a resource
-//! names the node that owns it. Every acquisition raises the lease's epoch, and a transaction that works on the
-//! resource has the lease in its read-conflict set ([`Held::check`]). So a former owner cannot commit, however late
-//! it finds that it has lost the lease. Therefore a wrong judgement of who lives costs time, never an event.
+//! Work is divided as the **resources** of a pool, such as the partitions of the notifier. The lease of a resource names the node that owns
+//! it. Every acquisition raises the lease's epoch, and a transaction that works on the resource has the lease in its read-conflict set
+//! ([`Held::check`]). So a former owner cannot commit, however late it finds out that it has lost the lease. Therefore a wrong judgement of
+//! which nodes live costs time, never an event.
 //!
-//! Nobody negotiates. The **assignment** ([`plan`]) says which node should own which resource. All nodes
-//! compute the same one from what is stored: the members of the pool with their maxima, the resources, and their
-//! present owners. A **worker** ([`worker`]) does the node's own part of it: it ends the work on resources of other
-//! nodes and releases them, and acquires its own as soon as they are free:
+//! Nobody negotiates. The **assignment** ([`plan`]) says which node should own which resource. All nodes compute the same assignment from
+//! what is stored: the members of the pool with their maxima, the resources, and their current owners. A **worker** ([`worker`]) does the
+//! node's own part of it: it ends the work on resources that other nodes should own, and releases them, and it acquires its own as soon as
+//! they are free:
 //!
 //! ```text
 //!          no owner, or its owner is no member             another should own it
@@ -25,20 +24,18 @@
 //!                          released; or taken after `handover`
 //! ```
 //!
-//! A node that has nothing to do only reads a version ([`roles`]) every second or so, whatever the number of its
-//! workers. It moves with changes of members, leases and resources in any pool. Then the node reads the version of each
-//! of its pools. Only a worker whose own pool has changed reads anything else.
+//! A node that has nothing to do only reads a version ([`roles`]) every second or so, whatever the number of its workers. That version
+//! moves with changes of members, leases and resources in any pool. Then the node reads the version of each of its pools. Only a worker
+//! whose own pool has changed reads anything else.
 //!
 //! # Invariants
 //!
-//! 1. The roles of a node are stored only as long as its row is. A node with the role of a pool is a member of the
-//!    pool.
-//! 2. A lease whose owner is no member is free.
-//! 3. A node may own a lease without working on it, because its work has failed or the acquisition was committed
-//!    without its knowledge. It finds the lease in its next round, and takes it again or releases it. Others leave
-//!    the lease alone, and are not informed.
-//! 4. A node that falls out (it could not beat in time, or its row is gone) ends all its work before it goes on again.
-//! 5. Each move of an assignment leaves the rest of it as it was, so that nodes that read at different moments agree.
+//! 1. The roles of a node are stored only as long as its row. A node with the role of a pool is a member of the pool.
+//! 2. A lease whose owner is not a member is free.
+//! 3. A node may own a lease without working on it, because its work failed or the acquisition was committed without its knowledge. It
+//!    finds the lease in its next round, and takes it again or releases it. Others leave the lease alone, and are not informed.
+//! 4. A node that falls out (it could not write a heartbeat in time, or its row is gone) ends all its work before it continues.
+//! 5. Each move of an assignment leaves the rest as it was, so that nodes that read at different moments agree.
 
 mod heartbeat;
 mod leases;

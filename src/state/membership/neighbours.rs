@@ -1,14 +1,14 @@
 //! [`NeighbourWatch`]: finds dead nodes and changed versions, once for all roles of a node.
 //!
-//! Nodes form a ring in the order of their ids. Each watches the beats of the next few, so what a node reads does not
-//! grow with the number of nodes, and several nodes watch each node. A node whose row has not changed for as long as
-//! the row allows, by the observer's clock, is dead; the observer removes its roles, a page in a transaction, and its
-//! row last. After a removal the observer watches eight times as many as it has removed, besides, until an expiry has
-//! passed without another one. So when many die at once, the last is found about as soon as the first, also behind a
-//! row of dead ones; and what all survivors read together grows with the dead, not with the square of the nodes.
+//! Nodes form a ring in the order of their ids. Each node watches the heartbeats of the next few, so the number of its reads does not grow
+//! with the number of nodes, and several nodes watch each node. A node whose row has not changed for as long as the row allows, by the
+//! observer's clock, is dead. The observer removes its roles, one page per transaction, and its row last. After a removal the observer
+//! watches eight more nodes for each one that it removed, until an expiry has passed without another removal. So when many nodes die at
+//! once, the last is found about as soon as the first, even behind a row of dead ones, and the reads of all survivors together grow with
+//! the number of dead nodes, not with the square of the number of nodes.
 //!
-//! In the same transaction it reads whether pools have changed, for the workers of the node. While there are few nodes, one read returns
-//! all of their rows and that.
+//! The same transaction reads whether pools have changed, for the workers of the node. While there are few nodes, one read returns all of
+//! their rows and these changes.
 
 use std::{collections::BTreeSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -33,27 +33,27 @@ use crate::{
 /// The name of the watch in reports of trouble.
 const WATCH: &str = "watch over other nodes";
 
-/// How many nodes each one watches, unless it has just removed some.
+/// How many nodes each node watches, unless it has just removed some.
 const NEIGHBOURS: usize = 8;
 
-/// The most nodes that are removed at once, each in transactions of its own.
+/// The maximum number of nodes that are removed at once, each in transactions of its own.
 const REMOVALS_MAX: usize = 10;
 
-/// How much shorter than its pace the least pause of the watch is.
+/// The shortest pause of the watch is its pace divided by this.
 const HASTE: u32 = 32;
 
-/// The watch of a node over others.
+/// The watch of a node over other nodes.
 pub(super) struct NeighbourWatch {
     shared: Arc<Shared>,
-    /// How often it polls, unless a worker wants it more often.
+    /// How often the watch polls, unless a worker wants it to poll more often.
     pace: Duration,
-    /// The watched nodes, as they were read last.
+    /// The watched nodes, as they were last read.
     watched: Vec<(NodeId, NodeRow)>,
-    /// Since when it has polled without a gap. What was seen before does not count: a watch that was paused, or without the store, cannot
-    /// know who has written in vain.
+    /// Since when the watch has polled without a gap. What was seen before does not count: a watch that was paused, or could not reach the
+    /// store, cannot know which nodes tried in vain to write.
     steady_since: Duration,
     polled: Duration,
-    /// How many nodes it watches, and until when it watches more than [`NEIGHBOURS`].
+    /// How many nodes the watch covers, and until when these may be more than [`NEIGHBOURS`].
     width: usize,
     wide_until: Duration,
     /// The last pause.
@@ -103,10 +103,10 @@ impl NeighbourWatch {
             polled = env.now();
             due = polled.saturating_add(self.pace);
             match result {
-                // A node that has removed another is the first that can take over.
+                // A node that has removed another one can be the first to take over.
                 Ok(Ok(true)) => due = polled,
                 Ok(Ok(false)) => due = due.min(self.next_expiry(polled)),
-                // What is due already would be due again at once, for as long as the poll fails.
+                // An expiry that is already due would make the next poll due at once, for as long as polls fail.
                 Ok(Err(error)) => health.complain(&env, WATCH, &error),
                 Err(panic) => shared.stats.panicked(&env, WATCH, panic_text(&*panic)),
             }
@@ -114,7 +114,7 @@ impl NeighbourWatch {
         }
     }
 
-    /// Polls once, publishes the versions of the pools in `slots`, and removes dead nodes. Returns whether there were any.
+    /// Polls once, publishes the versions of the pools in `slots`, and removes dead nodes. Returns whether there were dead nodes.
     async fn poll(&mut self, poll: Poll, slots: BTreeSet<u16>) -> Result<bool> {
         let (began, shared) = (poll.at, Arc::clone(&self.shared));
         if began >= self.wide_until {
@@ -128,12 +128,12 @@ impl NeighbourWatch {
             tokio::try_join!(self.neighbours(&tx, &polled), versions)
         };
         let (nodes, versions) = polls::read(poll, &shared.store, read).await?;
-        // The versions are published first, because removals may fail again and again.
+        // The versions are published first, because removals may fail repeatedly.
         shared.versions.send_replace(if versions == *before { before } else { Arc::new(versions) });
         let now = self.env().now();
         let gap_max = self.pause.saturating_mul(2).saturating_add(self.pace);
         if !shared.is_member() || now.saturating_sub(self.polled) > gap_max {
-            // A node that has fallen out removes no others.
+            // A node that has fallen out removes no other nodes.
             self.steady_since = now;
         }
         (self.polled, self.watched) = (now, nodes);
@@ -151,7 +151,7 @@ impl NeighbourWatch {
         self.width = self.width.max(NEIGHBOURS * (1 + dead.len()));
         let removed = self.remove_all(dead).await;
         let now = self.env().now();
-        // A node seen for the first time can expire an expiry from now, and must be read once more then.
+        // A node that was seen for the first time can expire one expiry from now, and must be read once more then.
         self.wide_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
         removed?;
         // However long the removals took, the store has answered meanwhile.
@@ -159,7 +159,7 @@ impl NeighbourWatch {
         Ok(true)
     }
 
-    /// All other nodes, if they were `polled`; else the next ones in the ring, read by snapshot.
+    /// Returns all other nodes if they were `polled`, and otherwise the next ones in the ring, read by snapshot.
     async fn neighbours(&self, tx: &Transaction, polled: &Polled) -> Result<Vec<(NodeId, NodeRow)>> {
         let Shared { id, keys, polls, .. } = &*self.shared;
         if let Some(rows) = &polled.nodes {
@@ -181,7 +181,7 @@ impl NeighbourWatch {
         Ok(nodes)
     }
 
-    /// When the next node expires, unless its row changes until then.
+    /// Returns when the next node expires, unless its row changes before that.
     fn next_expiry(&self, now: Duration) -> Duration {
         let seen = self.shared.seen.lock();
         let dues = self.watched.iter().map(|(node, row)| {
@@ -191,8 +191,8 @@ impl NeighbourWatch {
         dues.min().map_or(Duration::MAX, |due| due.max(now.saturating_add(self.pace / HASTE)))
     }
 
-    /// Removes a page of each of `dead`, until it is time for the next poll, which finds the rest. It begins with another one each time,
-    /// so that however many cannot be removed, the others are.
+    /// Removes a page of each of `dead`, until it is time for the next poll, which finds the rest. Each call begins with a random node, so
+    /// that nodes that cannot be removed do not keep the others from being removed.
     async fn remove_all(&self, mut dead: Vec<(NodeId, NodeRow)>) -> Result<()> {
         let env = self.env();
         let end = env.now().saturating_add(self.pace / 2);
@@ -208,8 +208,8 @@ impl NeighbourWatch {
             .await
     }
 
-    /// Removes a page of the roles of `node`, and its row with the last one, if `seen` is still its row. Its resources are free from then
-    /// on. Begins no attempt after `limit`.
+    /// Removes a page of the roles of `node`, and its row together with the last page, if `seen` is still its row. The node's resources are
+    /// free from then on. Begins no attempt after `limit`.
     async fn remove(&self, node: NodeId, seen: &NodeRow, limit: Duration) -> Result<()> {
         let Shared { store, keys, .. } = &*self.shared;
         let (key, policy) =
@@ -226,14 +226,14 @@ impl NeighbourWatch {
     }
 }
 
-/// Removes the rows of all nodes, which are known to be dead. Their resources are free from then on.
+/// Removes the rows of all nodes, which are known to be dead. The nodes' resources are free from then on.
 pub(crate) async fn forget_nodes(tx: &Transaction, keys: &Keys) -> Result<()> {
     for all in keys.all_of_nodes() {
-        // It conflicts with any node that joins meanwhile, not just with the first row.
+        // Conflicts with any node that joins meanwhile, not just with the first row.
         tx.add_read_conflict(&all);
         let first = RangeRead::new(all.clone()).limit(1);
         if !tx.get_range(&first, Isolation::Serializable).await?.rows.is_empty() {
-            // Their roles need no new versions: no process has read them yet, because this is the first use of the store.
+            // The roles need no new versions: no process has read versions yet, because this is the first use of the store.
             tx.clear_range(&all);
         }
     }

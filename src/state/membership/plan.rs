@@ -1,7 +1,7 @@
-//! The actions of a node in one round, as a pure function of what it has read and of its own state.
+//! The actions of a node in one round, as a pure function of what the node has read and of its own state.
 //!
-//! [`assign`] says which resources the node should own. The plan combines this with the present state: leases that
-//! others have not released yet, and leases that the node owns without working on them.
+//! [`assign`] says which resources the node should own. The plan combines this with the current state: leases that others have not released
+//! yet, and leases that the node owns without working on them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,17 +15,17 @@ use crate::state::{
 pub(super) struct View<'a> {
     /// The node that decides.
     pub me: NodeId,
-    /// Living nodes with the pool's role, each with the most resources that it may own.
+    /// The living nodes with the pool's role, each with the maximum number of resources that it may own.
     pub members: Vec<(NodeId, u32)>,
     pub resources: Vec<u64>,
     pub leases: BTreeMap<u64, Lease>,
     /// The leases with running work.
     pub held: BTreeMap<u64, Lease>,
-    /// The epochs of the leases that others have not released, since the node waits for them.
+    /// The epochs of the leases that other nodes have not released, and since when the node has waited for each.
     pub awaited: &'a LastSeen<u64, u64>,
-    /// The resources whose work has failed, each with the end of its pause.
+    /// The resources whose work has failed, each with the time at which its pause ends.
     pub paused: BTreeMap<u64, Duration>,
-    /// The present time.
+    /// The current time.
     pub now: Duration,
     /// How long an owner may take to end its work.
     pub handover: Duration,
@@ -46,14 +46,14 @@ pub(super) struct RoundPlan {
     pub gone: Vec<u64>,
     /// Abort the work, because others have taken the leases.
     pub lost: Vec<u64>,
-    /// Wait for these leases of others, under these epochs.
+    /// Wait for these leases of other nodes, under these epochs.
     pub awaits: Vec<(u64, u64)>,
-    /// Wait for the ends of the pauses of these.
+    /// Wait until the pauses of these resources end.
     pub paused: Vec<u64>,
 }
 
 impl RoundPlan {
-    /// Whether the plan changes something that other nodes must see. Taking its own lease again does not matter to them.
+    /// Whether the plan changes something that other nodes must see. That a node takes its own lease again does not matter to them.
     pub fn concerns_others(&self) -> bool {
         !self.acquire.is_empty() || !self.release.is_empty() || !self.gone.is_empty()
     }
@@ -64,7 +64,7 @@ impl View<'_> {
         self.leases.get(&resource).copied().unwrap_or_default()
     }
 
-    /// Whether `node` lives and has the role.
+    /// Whether `node` is alive and has the role.
     pub fn is_member(&self, node: NodeId) -> bool {
         self.members.binary_search_by_key(&node, |(member, _)| *member).is_ok()
     }
@@ -79,7 +79,7 @@ impl View<'_> {
         }
         let is_gone =
             |resource: u64| assignment.binary_search_by_key(&resource, |(known, _)| *known).is_err();
-        // The lease of work under way may be removed already.
+        // The lease of work in progress may already be removed.
         plan.gone.extend(self.held.keys().filter(|resource| is_gone(**resource)));
         // One member is enough to remove leases of missing resources.
         let is_first = self.members.first().is_some_and(|(member, _)| *member == self.me);
@@ -130,19 +130,19 @@ impl View<'_> {
     }
 }
 
-/// A member while resources are divided.
+/// The share of a member while resources are being divided.
 struct Share {
     node: NodeId,
-    /// The most resources that it may own.
+    /// The maximum number of resources that the member may own.
     max: usize,
     owned: usize,
-    /// The number that it can still get.
+    /// How many resources the member can still get.
     left: usize,
 }
 
-/// Divides `resources`, each given once and with its present owner, among `members`, each given once and with its
-/// maximum. An owner that is no member does not count. The order of either does not matter. Returns the resources, in
-/// order, with the member that should own each; `None` if none may.
+/// Divides `resources`, each given once and with its current owner, among `members`, each given once and with its maximum. An owner that is
+/// not a member does not count. The order of the two lists does not matter. Returns the resources, in order, each with the member that
+/// should own it; `None` if no member may.
 pub(crate) fn assign(
     resources: &[(u64, Option<NodeId>)],
     members: &[(NodeId, u32)],
@@ -161,7 +161,7 @@ pub(crate) fn assign(
     }
     set_targets(&mut shares, owners.len());
     for (_, owner) in &mut owners {
-        // The owner keeps this one, or it goes to another.
+        // The owner keeps this resource, or it goes to another member.
         *owner = owner.filter(|node| {
             let left = places.get(node).map(|place| &mut shares[*place].left);
             left.is_some_and(|left| left.checked_sub(1).map(|rest| *left = rest).is_some())
@@ -180,7 +180,7 @@ pub(crate) fn assign(
     owners
 }
 
-/// Sets `left` of each share to its target, for `count` resources in all.
+/// Sets `left` of each share to its target, for `count` resources in total.
 fn set_targets(shares: &mut [Share], count: usize) {
     let given =
         |level: usize| shares.iter().fold(0_usize, |sum, share| sum.saturating_add(share.max.min(level)));

@@ -1,10 +1,10 @@
-//! The stored roles of nodes, and the versions that tell others of changes.
+//! The stored roles of nodes, and the versions that show changes to other nodes.
 //!
-//! A role is stored under its name, for the nodes that divide its work, and under its node, for the node's remover. Both are written
-//! together, and exist only as long as the node's row: a node with a role counts as living.
+//! A role is stored under its name, for the nodes that divide its work, and under its node, for whoever removes the node. Both keys are
+//! written together, and exist only as long as the node's row: a node with a role counts as living.
 //!
-//! Every change of a pool, of its members, leases or resources, moves the version of the pool and a common version. A node reads the
-//! common one only, until it moves; and whatever its number of workers, one task reads.
+//! Every change of a pool, of its members, leases or resources, moves the version of the pool and a common version. A node reads only the
+//! common version until that moves, and only one task of the node reads, whatever the number of its workers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,10 +17,10 @@ use crate::{
     store::{AtomicOp, Isolation, RangeRead, Transaction},
 };
 
-/// The most roles that one transaction writes or removes.
+/// The maximum number of roles that one transaction writes or removes.
 pub(super) const ROLES_MAX: usize = 500;
 
-/// Writes that `node` has `role`, and may own at most `max` resources by it.
+/// Stores that `node` has `role`, and may own at most `max` resources in it.
 pub(super) fn set_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Role, max: u32) {
     keys.role(node, role).iter().for_each(|key| tx.set(key, &max.to_be_bytes()));
 }
@@ -30,8 +30,8 @@ pub(super) fn clear_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Rol
     keys.role(node, role).iter().for_each(|key| tx.clear(key));
 }
 
-/// Removes a page of the roles of `node`, and its row `found` with the last one. Returns whether it was the last. A row that stays is
-/// condemned: its roles are no longer complete, so nobody may take the node for living. `tx` has the row in its conflict set.
+/// Removes a page of the roles of `node`, and its row `found` together with the last page. Returns whether it was the last page. A row that
+/// stays is condemned: its roles are no longer complete, so the node must not count as living. `tx` has the row in its conflict set.
 pub(super) async fn remove_page(
     tx: &Transaction,
     keys: &Keys,
@@ -54,7 +54,7 @@ pub(super) async fn remove_page(
     Ok(!page.more)
 }
 
-/// The nodes of these rows.
+/// Decodes the nodes in these rows.
 pub(super) fn node_rows(keys: &Keys, rows: &[(Bytes, Bytes)]) -> Result<Vec<(NodeId, NodeRow)>> {
     let decode = |(key, value): &(Bytes, Bytes)| {
         let decoded = keys.node_of(key).and_then(|node| Ok((node, NodeRow::from_bytes(value)?)));
@@ -63,7 +63,7 @@ pub(super) fn node_rows(keys: &Keys, rows: &[(Bytes, Bytes)]) -> Result<Vec<(Nod
     rows.iter().map(decode).collect()
 }
 
-/// The nodes with `role`, in the order of their ids, each with the most resources that it may own by it; read by snapshot.
+/// Returns the nodes with `role`, in the order of their ids, each with its maximum number of resources for the role; read by snapshot.
 pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Result<Vec<(NodeId, u32)>> {
     let rows = tx.all_rows(keys.nodes_with(role), Isolation::Snapshot).await?;
     let member = |(key, value): &(Bytes, Bytes)| {
@@ -73,30 +73,30 @@ pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Resul
     rows.iter().map(member).collect()
 }
 
-/// The most versions of pools that are read one by one; more are read in one range, of all there are.
+/// The maximum number of pool versions that are read one by one. If more are missing, the versions of all pools are read in one range.
 const GETS_MAX: usize = 64;
 
-/// The time of the last change; `None` for never.
+/// The time of the last change, as a versionstamp; `None` if there was none.
 pub(super) type Version = Option<Bytes>;
 
-/// The version of the store at the last change.
+/// Returns the version of the store at the last change.
 pub(super) fn version_of(version: &Version) -> u64 {
     let stamp = version.as_ref().and_then(|stamp| stamp.first_chunk());
     stamp.map_or(0, |version| u64::from_be_bytes(*version))
 }
 
-/// The last changes, as far as a node has to know them.
+/// The last changes that a node has to know.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {
-    /// Of any pool.
+    /// The last change of any pool.
     common: Version,
-    /// Of the pools that the node works on, by slot.
+    /// The last change of each pool that the node works on, by slot.
     pub of_slot: BTreeMap<u16, Version>,
 }
 
 impl Versions {
-    /// Reads them by snapshot beside `common`: those in `before` only if any pool has changed since. What it reads has a bound, whatever
-    /// the number of pools.
+    /// Reads the versions by snapshot beside `common`: those in `before` only if any pool has changed since. What this reads is bounded,
+    /// whatever the number of pools.
     pub async fn read(
         tx: &Transaction,
         keys: &Keys,
@@ -134,7 +134,7 @@ pub(crate) fn changed(tx: &Transaction, keys: &Keys, pool: &str) {
     members_changed(tx, keys, [&role_of_pool(pool)]);
 }
 
-/// Makes `tx` move the versions because it changes which nodes have these `roles`, or what they may own by them.
+/// Makes `tx` move the versions because it changes which nodes have these `roles`, or what they may own in them.
 pub(super) fn members_changed<'a>(tx: &Transaction, keys: &Keys, roles: impl IntoIterator<Item = &'a Role>) {
     let mut moved: BTreeSet<_> =
         roles.into_iter().map(|role| keys.pool_version(slot_of_pool(role))).collect();

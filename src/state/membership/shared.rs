@@ -1,7 +1,7 @@
 //! [`Shared`]: the state of a node that its handles, its heartbeat, its watch over others and its workers share.
 //!
-//! Part of it are the [`Roles`] that the node has entered, and which of them other nodes have to learn of. What a change of them costs does
-//! not grow with their number.
+//! It includes the [`Roles`] that the node has entered, and which of them must still be published to other nodes. The cost of a change does
+//! not grow with the number of roles.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -28,9 +28,9 @@ use crate::{
 /// The membership of the node: the token under which it is a member, or `None` while it has fallen out.
 pub(super) type Registration = Option<[u8; 16]>;
 
-/// What the heartbeat does for others.
+/// A request to the heartbeat.
 pub(super) enum Command {
-    /// Beat now if the roles have changed, so that other nodes see them.
+    /// Write a heartbeat now if the roles have changed, so that other nodes see them.
     Publish(oneshot::Sender<Result<()>>),
     /// Remove the row, and end.
     Leave(oneshot::Sender<Result<()>>),
@@ -39,32 +39,32 @@ pub(super) enum Command {
 /// A role that the node has entered.
 #[derive(Debug)]
 pub(super) struct Entered {
-    /// The most resources that the node may own by it.
+    /// The maximum number of resources that the node may own in this role.
     pub max: u32,
-    /// The key of the note that nobody has the role, if there may be one.
+    /// The key of the note that nobody has the role, if that note may exist.
     pub idle: Option<Bytes>,
-    /// `None` for a role that ends as soon as it is dropped.
+    /// `None` for a role that ends as soon as its guard is dropped.
     pub worker: Option<EnteredWorker>,
 }
 
 /// The worker of a role.
 #[derive(Debug)]
 pub(super) struct EnteredWorker {
-    /// Requested once it was dropped or shuts down.
+    /// Requested once the worker is dropped or shuts down.
     pub stop: Stop,
-    /// The slot of its pool's version.
+    /// The slot of the version of the worker's pool.
     pub slot: u16,
-    /// How often it polls that version.
+    /// How often the worker polls that version.
     pub interval: Duration,
 }
 
-/// What has to be stored for a role: [`Entered::max`] and [`Entered::idle`], or nothing if the node has left it.
+/// What must be stored for a role: [`Entered::max`] and [`Entered::idle`], or nothing if the node has left the role.
 pub(super) type News = (Role, Option<(u32, Option<Bytes>)>);
 
 #[derive(Debug, Default)]
 pub(super) struct Roles {
     entered: BTreeMap<Role, Entered>,
-    /// Roles that may be stored otherwise.
+    /// Roles whose stored state may differ from the current one.
     unpublished: BTreeSet<Role>,
 }
 
@@ -73,7 +73,7 @@ impl Roles {
         self.entered.get(role)
     }
 
-    /// Enters `role`. Returns false if the node has it already.
+    /// Enters `role`. Returns false if the node already has it.
     pub fn enter(&mut self, role: &Role, entered: Entered) -> bool {
         let Entry::Vacant(vacant) = self.entered.entry(role.clone()) else { return false };
         vacant.insert(entered);
@@ -87,7 +87,7 @@ impl Roles {
         }
     }
 
-    /// Makes a role that the node has own nothing. Returns whether that is a change.
+    /// Makes the node own nothing in `role`, which it must have. Returns whether that is a change.
     pub fn give_up(&mut self, role: &Role) -> bool {
         let entered = self.entered.get_mut(role).expect("the node has the role");
         let is_news = std::mem::take(&mut entered.max) > 0;
@@ -108,7 +108,7 @@ impl Roles {
         self.entered.values().filter_map(|entered| entered.worker.as_ref())
     }
 
-    /// All roles have to be stored: the node joins.
+    /// Marks all roles as not stored, because the node joins.
     pub fn forget_published(&mut self) {
         self.unpublished.extend(self.entered.keys().cloned());
     }
@@ -117,7 +117,7 @@ impl Roles {
         self.unpublished.is_empty()
     }
 
-    /// What has to be stored next, of at most `limit` roles.
+    /// Returns what must be stored next, for at most `limit` roles.
     pub fn news(&self, limit: usize) -> Vec<News> {
         self.unpublished.iter().take(limit).map(|role| (role.clone(), self.to_store(role))).collect()
     }
@@ -126,7 +126,7 @@ impl Roles {
         self.entered.get(role).map(|entered| (entered.max, entered.idle.clone()))
     }
 
-    /// `news` are stored. What has changed since is not.
+    /// Notes that `news` are stored. Roles that have changed since are not.
     pub fn were_published(&mut self, news: &[News]) {
         for (role, stored) in news {
             if self.to_store(role) == *stored {
@@ -136,7 +136,7 @@ impl Roles {
     }
 }
 
-/// What the handles on a node share with its tasks.
+/// What the handles to a node share with its tasks.
 pub(super) struct Shared {
     pub id: NodeId,
     pub store: Store,
@@ -150,13 +150,13 @@ pub(super) struct Shared {
     pub roles: watch::Sender<Roles>,
     pub commands: mpsc::Sender<Command>,
     pub registration: watch::Sender<Registration>,
-    /// Whether its workers should end.
+    /// Whether the tasks of the node should end.
     pub stop: watch::Sender<bool>,
     /// The last versions that were read.
     pub versions: watch::Sender<Arc<Versions>>,
 }
 
-/// A role that a node lists, until this or the node is dropped. Others are informed at once.
+/// A role that a node lists until this guard or the node is dropped. Other nodes are informed at once.
 #[must_use = "dropping it takes the role off the list"]
 pub struct RoleGuard {
     shared: Arc<Shared>,
@@ -164,12 +164,12 @@ pub struct RoleGuard {
 }
 
 impl RoleGuard {
-    /// Makes the node ask for changes of the pool once per `interval` from now on.
+    /// Makes the node check for changes of the pool once per `interval` from now on.
     pub(super) fn set_interval(&self, interval: Duration) {
         self.shared.roles.send_if_modified(|roles| roles.set_interval(&self.role, interval));
     }
 
-    /// Publishes that the node may own nothing by the role, so that others take what it releases.
+    /// Publishes that the node may own nothing in this role, so that other nodes take what it releases.
     pub(super) async fn give_up(&self) -> Result<()> {
         let is_news = self.shared.roles.send_if_modified(|roles| roles.give_up(&self.role));
         if is_news { self.shared.publish().await } else { Ok(()) }
@@ -179,7 +179,7 @@ impl RoleGuard {
 impl Drop for RoleGuard {
     fn drop(&mut self) {
         self.shared.roles.send_modify(|roles| roles.leave(&self.role));
-        // If the queue is full, the heartbeat publishes soon anyway; if it has ended, nobody is to be informed.
+        // If the queue is full, the heartbeat publishes soon anyway; if it has ended, nobody has to be informed.
         let _ = self.shared.commands.try_send(Command::Publish(oneshot::channel().0));
     }
 }
@@ -191,8 +191,8 @@ impl fmt::Debug for RoleGuard {
 }
 
 impl Shared {
-    /// Publishes `role`, so that others see it when this returns. If the node has the role already, waits for the end of an ending worker,
-    /// and else fails with [`Error::Invalid`].
+    /// Publishes `role`, so that other nodes see it when this returns. If the node already has the role, waits for its worker to end if
+    /// that is stopping, and otherwise fails with [`Error::Invalid`].
     pub async fn enter(self: &Arc<Self>, role: Role, entered: Entered) -> Result<RoleGuard> {
         let is_ending =
             |before: &Entered| before.worker.as_ref().is_some_and(|worker| worker.stop.is_requested());
@@ -201,7 +201,7 @@ impl Shared {
         drop(ended.expect("the sender is here"));
         let is_free = self.roles.send_if_modified(|roles| roles.enter(&role, entered));
         if !is_free {
-            let reason = format!("node {} is {role} already: start it on another node", self.id);
+            let reason = format!("node {} already has the role {role}: start it on another node", self.id);
             return Err(Error::invalid("role", reason));
         }
         let guard = RoleGuard { shared: Arc::clone(self), role };
@@ -209,12 +209,12 @@ impl Shared {
         Ok(guard)
     }
 
-    /// Publishes the present roles.
+    /// Publishes the current roles.
     pub async fn publish(&self) -> Result<()> {
         self.command(Command::Publish).await
     }
 
-    /// Sends a command to the heartbeat and waits for its result. A heartbeat that has ended does nothing.
+    /// Sends a command to the heartbeat, and waits for the result. Fails if the heartbeat has ended.
     pub async fn command(&self, command: impl FnOnce(oneshot::Sender<Result<()>>) -> Command) -> Result<()> {
         let (reply, done) = oneshot::channel();
         if self.commands.send(command(reply)).await.is_err() {
@@ -223,7 +223,7 @@ impl Shared {
         done.await.unwrap_or_else(|_| Err(has_left()))
     }
 
-    /// The stored row of the node.
+    /// Returns the stored row of the node.
     pub async fn row(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<NodeRow>> {
         let key = self.keys.node(self.id);
         let value = tx.get(&key, isolation).await?;
@@ -236,7 +236,7 @@ impl Shared {
     }
 }
 
-/// The error of calls on a node that has left.
+/// Returns the error for calls on a node that has left.
 pub(super) fn has_left() -> Error {
     Error::invalid("node", "it has been shut down: join with another one")
 }

@@ -1,4 +1,4 @@
-//! What is stored of nodes: their rows, their roles, and the leases that they own; and whether listed nodes still live.
+//! What is stored for nodes: their rows, their roles, and the leases that they own; and whether listed nodes are still alive.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,25 +19,25 @@ use crate::{
 #[cfg(feature = "http")]
 use parking_lot::Mutex;
 
-/// The state of a node. The node may be dead: [`NodeStatus::is_silent`].
+/// The state of a node. The node may be dead: see [`NodeStatus::is_silent`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct NodeStatus {
-    /// The node.
+    /// The id of the node.
     pub id: NodeId,
-    /// Its roles, in order.
+    /// The roles of the node, in order.
     pub roles: Vec<Role>,
-    /// How many heartbeats it has written since it last joined.
+    /// How many heartbeats the node has written since it last joined.
     pub beat: u64,
-    /// When it last joined, in milliseconds since 1970 by its own clock.
+    /// When the node last joined, in milliseconds since 1970 by its own clock.
     pub started_ms: u64,
-    /// After how many milliseconds without a heartbeat others take it for dead; `u64::MAX` for never.
+    /// After how many milliseconds without a heartbeat others consider the node dead; `u64::MAX` means never.
     pub expiry_ms: u64,
-    /// For how many milliseconds this process has seen no new heartbeat; 0 at its first look.
+    /// For how many milliseconds this process has seen no new heartbeat; 0 when it first sees the node.
     pub silent_ms: u64,
-    /// Whether that is as long as its expiry: others take it for dead.
+    /// Whether `silent_ms` has reached the expiry, so that others consider the node dead.
     pub is_silent: bool,
-    /// How many leases it owns, by pool.
+    /// How many leases the node owns, by pool.
     pub leases: BTreeMap<String, u64>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) async fn all_nodes(
 pub(crate) struct Members {
     /// The rows of all nodes.
     pub nodes: BTreeMap<NodeId, NodeRow>,
-    /// For how long each has been seen without a heartbeat, and whether that is as long as its expiry.
+    /// How long each node has been seen without a heartbeat, and whether that is as long as its expiry.
     pub silent: BTreeMap<NodeId, (Duration, bool)>,
     /// The nodes with a notifier.
     pub notifiers: BTreeSet<NodeId>,
@@ -86,7 +86,7 @@ impl Members {
         Ok(Self { nodes, silent: BTreeMap::new(), notifiers, owners })
     }
 
-    /// Finds out who lives from what was seen before. The rows were read from `began` to `now`.
+    /// Decides which nodes are alive, based on what was seen before. The rows were read between `began` and `now`.
     pub fn judge(&mut self, seen: &mut LastSeen<NodeId, NodeRow>, (began, now): (Duration, Duration)) {
         let judged = |(node, row): (&NodeId, &NodeRow)| {
             (*node, (seen.age(node, row, began), seen.is_silent(node, row, began)))
@@ -95,7 +95,7 @@ impl Members {
         seen.adopt(self.nodes.iter().map(|(node, row)| (*node, *row)), now);
     }
 
-    /// The states of all nodes, in the order of their ids.
+    /// Returns the states of all nodes, in the order of their ids.
     pub fn statuses(&self, holdings: &Holdings) -> Vec<NodeStatus> {
         let mut held = holdings.by_node();
         let nodes = self.nodes.iter().map(|(&id, row)| {
@@ -121,18 +121,18 @@ pub(crate) struct Handovers(Mutex<HandoversState>);
 #[cfg(feature = "http")]
 #[derive(Debug, Default)]
 struct HandoversState {
-    /// Whether all partitions had an owner at some time.
+    /// Whether all partitions once had an owner at the same time.
     were_owned: bool,
-    /// The epochs of the leases of the others: the next handover has another one.
+    /// The partitions without a living owner, with the epochs of their leases: the next handover has another epoch.
     unowned: LastSeen<u32, u64>,
 }
 
 #[cfg(feature = "http")]
 impl Handovers {
-    /// The partitions of `count` that no living node owns at `now`; none while they may be handed over.
+    /// Returns those of the `count` partitions that no living node owns at `now`; none while they may be handed over.
     pub fn unowned(&self, count: u32, found: &Members, now: Duration) -> BTreeSet<u32> {
         let mut state = self.0.lock();
-        // Its neighbours remove a dead node after its expiry. If it has no neighbours, this check finds it.
+        // Neighbours remove a dead node after its expiry. If it has no neighbours, this check finds that it is dead.
         let lives = |node: &NodeId| found.silent.get(node).is_some_and(|(_, is_silent)| !is_silent);
         let living: BTreeSet<_> = found.notifiers.iter().filter(|node| lives(node)).collect();
         let leases =
@@ -161,7 +161,7 @@ pub(crate) struct Holdings {
 }
 
 impl Holdings {
-    /// Those of all pools, or of the only one that is asked for, read by snapshot.
+    /// Reads the holdings of all pools, or of the pool `only` if it is given, by snapshot.
     pub async fn read(tx: &Transaction, keys: &Keys, only: Option<&str>) -> Result<Self> {
         let leases = only.map_or_else(|| keys.all_leases(), |pool| keys.leases(pool));
         let nodes = async {
@@ -187,18 +187,18 @@ impl Holdings {
         Ok(holdings)
     }
 
-    /// The nodes with `role`. Some may have died.
+    /// Returns the nodes with `role`. Some may have died.
     pub fn nodes_with(&self, role: &Role) -> &[NodeId] {
         self.nodes.get(role).map_or(&[], Vec::as_slice)
     }
 
-    /// The lease of `resource` of `pool`, if somebody owns it.
+    /// Returns the owner of `resource` of `pool` and the epoch of the lease, if somebody owns it.
     pub fn owned(&self, pool: &str, resource: u64) -> Option<(NodeId, u64)> {
         let lease = self.leases.get(pool)?.get(&resource)?;
         lease.owner.map(|owner| (owner.node, lease.epoch))
     }
 
-    /// How many leases somebody owns, of the pools that `is_of` selects.
+    /// Counts the leases that somebody owns, in the pools that `is_of` selects.
     #[cfg(feature = "http")]
     pub fn count(&self, is_of: impl Fn(&str) -> bool) -> u64 {
         let of_pools =
@@ -206,7 +206,7 @@ impl Holdings {
         of_pools.filter(|lease| lease.owner.is_some()).count() as u64
     }
 
-    /// The roles and the leases of each node, by pool.
+    /// Returns, for each node, its roles and the number of its leases by pool.
     pub fn by_node(&self) -> BTreeMap<NodeId, (Vec<Role>, BTreeMap<String, u64>)> {
         let mut nodes: BTreeMap<NodeId, (Vec<Role>, BTreeMap<String, u64>)> = BTreeMap::new();
         for (role, holders) in &self.nodes {
@@ -223,7 +223,7 @@ impl Holdings {
     }
 }
 
-/// The longest time for which a node is watched: a node with a longer expiry counts as living.
+/// The maximum time for which nodes are watched: a node with a longer expiry counts as living.
 const WATCH_MAX: Duration = Duration::from_mins(1);
 
 type NodeRows = BTreeMap<NodeId, NodeRow>;
@@ -232,8 +232,8 @@ type NodeRows = BTreeMap<NodeId, NodeRow>;
 pub(crate) struct Silence(NodeRows);
 
 impl Silence {
-    /// Watches all nodes of the bus for the longest of their expiries. Fails with [`Error::BusInUse`] if one has beaten or joined meanwhile,
-    /// or has an expiry that is too long to wait for.
+    /// Watches all nodes of the bus for the longest of their expiries. Fails with [`Error::BusInUse`] if one wrote a heartbeat or joined
+    /// meanwhile, or has an expiry that is too long to wait for.
     pub async fn of_bus(store: &Store, keys: &Keys) -> Result<Self> {
         let read = || store.run(async |tx| all_nodes(&tx, keys, Isolation::Snapshot).await);
         let first = read().await?;
@@ -250,7 +250,7 @@ impl Silence {
         }
     }
 
-    /// Fails with [`Error::BusInUse`] if a node has beaten or joined since, and makes `tx` fail if one does before the commit.
+    /// Fails with [`Error::BusInUse`] if a node wrote a heartbeat or joined since, and makes `tx` fail if one does so before the commit.
     pub async fn check(&self, tx: &Transaction, keys: &Keys) -> Result<()> {
         let found = all_nodes(tx, keys, Isolation::Serializable).await?;
         match found.iter().filter(|(node, row)| self.0.get(node) != Some(row)).count() {
@@ -264,7 +264,7 @@ impl Silence {
 mod tests {
     use super::*;
 
-    /// Three partitions, of which one node owns the first and another one the rest, with these beats.
+    /// Three partitions: one node owns the first, another one the rest. The nodes have these beats.
     fn found(beats: [u64; 2]) -> Members {
         let [a, b] = [1, 2].map(|id| NodeId([id; 16]));
         let row = |beat| NodeRow { beat, token: [1; 16], started_ms: 0, expiry_ms: 10_000 };
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(unowned(4, found([1, 1]), second(0)), BTreeSet::from([3]), "it never had one");
         assert_eq!(unowned(3, found([1, 1]), second(1)), none);
         assert_eq!(unowned(3, found([2, 1]), second(9)), none);
-        // The second one has been silent for its expiry; and for as long as a handover may take.
+        // The second node has been silent for its expiry, and then for as long as a handover may take.
         assert_eq!(unowned(3, found([3, 1]), second(11)), none);
         assert_eq!(unowned(3, found([4, 1]), second(14)), BTreeSet::from([1, 2]));
         assert_eq!(unowned(3, found([4, 2]), second(15)), none, "it beats again");

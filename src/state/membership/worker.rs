@@ -1,8 +1,7 @@
-//! [`Worker`]: takes the node's part of a pool, and runs the work on its resources.
+//! [`Worker`]: takes the node's share of a pool, and runs the work on its resources.
 //!
-//! One task does it all. It makes a round whenever members or the pool have changed, and while it waits for a lease.
-//! In between it supervises the work, which runs in a task per resource. If the worker's task panics, its work ends
-//! and begins again.
+//! One task does all of this. It makes a round whenever the members or the pool have changed, and while it waits for a lease. Between
+//! rounds it supervises the work, which runs in one task per resource. If the worker's task panics, its work ends and starts again.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -39,16 +38,16 @@ use crate::{
     store::{Isolation, KeyRange, Transaction},
 };
 
-/// How much more often the node polls while it waits for a lease of another node.
+/// The factor by which the node polls more often while it waits for a lease of another node.
 const HASTE: u32 = 8;
 
-/// The most leases that are acquired in one transaction; the rest follows at once in the next.
+/// The maximum number of leases that are acquired in one transaction; the rest follow at once in the next.
 const ACQUISITIONS_MAX: usize = 1_000;
 
-/// How long an ending worker waits for other jobs to end, before it releases the leases of those that have ended.
+/// How long a stopping worker waits for more jobs to end before it releases the leases of those that have ended.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// The worker of a pool on a node. Dropping it stops it and its work at once; the next one of the node waits for their end.
+/// The worker of a pool on a node. Dropping it stops it and its work at once; the node's next worker of the pool waits until both end.
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: watch::Sender<bool>,
@@ -57,8 +56,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Takes the node's present share of `pool`, and starts the work on it. If that fails, or the node leaves meanwhile, it leaves
-    /// nothing behind.
+    /// Takes the node's current share of `pool`, and starts the work on it. If that fails, or if the node leaves meanwhile, nothing is left
+    /// behind.
     pub async fn start(
         member: &Arc<Member>,
         pool: Pool,
@@ -95,7 +94,7 @@ impl Worker {
         if let Err(error) = unless_left(shared, worker.round()).await {
             worker.abort_all().await;
             if let Err(error) = worker.clean_up().await {
-                tracing::warn!(%error, "leases could not be released; they are free once the node has left the role");
+                tracing::warn!(%error, "leases could not be released; they are free once the node leaves the role");
             }
             return Err(error);
         }
@@ -104,13 +103,13 @@ impl Worker {
         Ok(Self { stop, task, member: Arc::clone(member) })
     }
 
-    /// Ends the work, and releases all leases. If this was the last handle on the node, the node leaves.
+    /// Ends the work, and releases all leases. If this was the last handle to the node, the node leaves.
     pub async fn shutdown(mut self) -> Result<()> {
         self.stop.send_replace(true);
         let ended = match self.task.join_next().await {
             Some(Ok(result)) => result,
             Some(Err(error)) => {
-                tracing::error!(%error, "a worker has panicked");
+                tracing::error!(%error, "a worker panicked");
                 Ok(())
             }
             None => Ok(()),
@@ -131,16 +130,16 @@ struct Job {
     abort: AbortHandle,
 }
 
-/// The end of the work on a resource, under the epoch of its lease; the inner error is the text of a panic.
+/// How the work on a resource ended: the resource, the epoch of its lease, and the result; the inner error is the text of a panic.
 type Ended = (u64, u64, Result<Result<()>, String>);
 
 /// The result of a round.
 struct RoundOutcome {
     plan: RoundPlan,
     acquired: Vec<Held>,
-    /// Whether more leases are to be acquired than fit a transaction.
+    /// Whether more leases must be acquired than fit into one transaction.
     more: bool,
-    /// The version of the pool before the round.
+    /// The version of the pool when the round began.
     version: Version,
 }
 
@@ -151,24 +150,24 @@ struct WorkerTask {
     options: BalanceOptions,
     /// The membership of the node when the leases were acquired.
     joined: Registration,
-    /// The present membership of the node.
+    /// The current membership of the node.
     registration: watch::Receiver<Registration>,
     /// The last versions that the node has read.
     versions: watch::Receiver<Arc<Versions>>,
     /// The slot of the pool's version.
     slot: u16,
-    /// The role of the node, until the worker and all of its jobs have ended.
+    /// Marks the role of the node as taken until the worker and all of its jobs have ended.
     role: Option<Arc<RoleGuard>>,
     tasks: JoinSet<Ended>,
     /// The leases with running work.
     held: BTreeMap<u64, Job>,
-    /// The epochs of the leases that others have not released, since the worker waits for them.
+    /// The epochs of the leases that other nodes have not released, and since when the worker has waited for each.
     awaited: LastSeen<u64, u64>,
-    /// The resources whose work has failed: how often in a row, and the end of the pause.
+    /// The resources whose work has failed: how many times in a row, and when the pause ends.
     failures: BTreeMap<u64, (Failures, Duration)>,
     /// When the next round is due at the latest.
     due: Duration,
-    /// The version of the pool before the last round; `None` if another round is needed in any case.
+    /// The version of the pool when the last round began; `None` if another round is needed in any case.
     settled: Option<Version>,
 }
 
@@ -177,12 +176,12 @@ impl WorkerTask {
         self.member.store.env()
     }
 
-    /// Supervises the pool until it is asked to stop or the pool is no longer the work's, also after panics.
+    /// Supervises the pool until the worker is asked to stop or the pool no longer belongs to the work, even after panics.
     async fn run(mut self, mut stopped: Stop) -> Result<()> {
         let mut leaving = self.member.stop.subscribe();
         loop {
-            // A round or a release can take long when the store does not answer. A dropped one may have been committed:
-            // then the next round, or the end, finds its leases.
+            // A round or a release can take long when the store does not answer. If one is dropped here, it may still have been committed:
+            // then the next round, or the cleanup at the end, finds its leases.
             let served = tokio::select! {
                 biased;
                 () = stopped.requested() => break,
@@ -212,7 +211,7 @@ impl WorkerTask {
         }
     }
 
-    /// Supervises the pool of a member, until it is no longer the work's.
+    /// Supervises the pool while the node is a member, until the pool no longer belongs to the work.
     async fn supervise(&mut self) {
         let env = self.env().clone();
         loop {
@@ -232,7 +231,7 @@ impl WorkerTask {
         }
     }
 
-    /// Compares the node's leases with the assignment, and acts.
+    /// Compares the node's leases with the assignment, and acts on the difference.
     async fn round(&mut self) -> Result<()> {
         while let Some(outcome) = self.attempt().await? {
             let more = outcome.more;
@@ -244,18 +243,18 @@ impl WorkerTask {
         Ok(())
     }
 
-    /// The transaction of a round. Returns `None` if the node has no row, which its heartbeat will find.
+    /// Runs the transaction of a round. Returns `None` if the node has no row, which its heartbeat will find out.
     async fn attempt(&mut self) -> Result<Option<RoundOutcome>> {
         let now = self.env().now();
-        // Every failure leads to another round.
+        // If anything below fails, there will be another round.
         self.due = now.saturating_add(self.options.interval);
         self.settled = None;
         let Some(joined) = self.joined else { return Ok(None) };
         self.member.store.run(async |tx| self.plan_in(&tx, joined).await).await
     }
 
-    /// Reads members, leases and resources by snapshot, decides, and writes. So rounds of several nodes conflict only where they meet: each
-    /// written lease, and the members of the pool, are in the conflict set.
+    /// Reads members, leases and resources by snapshot, decides, and writes. Rounds of several nodes conflict only where they meet: the
+    /// conflict set has only the leases that are written, and the members of the pool.
     async fn plan_in(&self, tx: &Transaction, joined: [u8; 16]) -> Result<Option<RoundOutcome>> {
         let Shared { id, keys, .. } = &*self.member;
         let (role, version) = (role_of_pool(&self.pool.name), keys.pool_version(self.slot));
@@ -288,7 +287,7 @@ impl WorkerTask {
         Ok(Some(RoundOutcome { plan, acquired, more, version }))
     }
 
-    /// The leases of the pool, read by snapshot.
+    /// Returns the leases of the pool, read by snapshot.
     async fn leases(&self, tx: &Transaction) -> Result<BTreeMap<u64, Lease>> {
         let keys = &self.member.keys;
         let rows = tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await?;
@@ -299,11 +298,11 @@ impl WorkerTask {
         leases.collect()
     }
 
-    /// Writes `plan`; returns the acquired leases.
+    /// Writes `plan`, and returns the acquired leases.
     fn write(&self, tx: &Transaction, view: &View<'_>, plan: &RoundPlan) -> Vec<Held> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
         let lease_of = |resource| view.leases.get(&resource).copied().unwrap_or_default();
-        // Leases were read by snapshot, so a written one must not have changed since.
+        // Leases were read by snapshot, so the transaction must conflict if a lease that it writes has changed since.
         let claim = |resource| {
             let key = keys.lease(pool, resource);
             tx.add_read_conflict(&KeyRange::key(&key));
@@ -325,7 +324,7 @@ impl WorkerTask {
                 tx.clear(&claim(resource));
             }
         }
-        // After an unknown result the next attempt acquires again: the lease may be its own, and has no work.
+        // After an unknown result the next attempt acquires again: the lease may already belong to this node, but without work on it.
         let owner = Owner { node: view.me, token: draw(self.member.store.env()) };
         let acquire = plan.acquire.iter().chain(&plan.renew).map(|&resource| {
             let epoch = lease_of(resource).epoch + 1;
@@ -336,7 +335,7 @@ impl WorkerTask {
         acquire.collect()
     }
 
-    /// Starts and ends jobs as a round has decided, and schedules the next round.
+    /// Starts and ends jobs as a round decided, and schedules the next round.
     fn adopt(&mut self, outcome: RoundOutcome) {
         let RoundOutcome { plan, acquired, version, .. } = outcome;
         let now = self.env().now();
@@ -369,37 +368,37 @@ impl WorkerTask {
         let pauses = plan.paused.iter().map(|resource| self.failures[resource].1);
         self.due = handovers.chain(pauses).min().unwrap_or(Duration::MAX);
         if !plan.lost.is_empty() {
-            // A lost lease may be this node's to take again.
+            // A lost lease may be assigned to this node again.
             self.due_within(interval / HASTE);
         }
     }
 
-    /// Begins the work under `lease`.
+    /// Starts the work under `lease`.
     fn begin(&mut self, lease: Held, now: Duration) {
         let (stop, stopped) = Stop::new();
         let (role, work) = (self.role.clone(), Arc::clone(&self.work).run(lease.clone(), stopped));
         let (resource, epoch) = (lease.resource, lease.epoch);
         let abort = self.tasks.spawn(AssertUnwindSafe(work).catch_unwind().map(move |ended| {
-            // The role goes after the work, also if the task is aborted before it has begun: then a new worker may start.
+            // The role is dropped after the work, even if the task is aborted before it begins: only then may a new worker start.
             drop(role);
             (resource, epoch, ended.map_err(|panic| panic_text(&*panic).to_owned()))
         }));
         self.held.insert(resource, Job { lease, began: now, stop, abort });
     }
 
-    /// Reads the new versions, and makes a round due if it might have something to do.
+    /// Reads the new versions, and schedules a round at once if it might have something to do.
     fn poll(&mut self) {
         let versions = Arc::clone(&*self.versions.borrow_and_update());
-        // A pool that is not among them was not read yet.
+        // A pool without a version here has not been read yet.
         let Some(version) = versions.of_slot.get(&self.slot) else { return };
         if self.settled.as_ref() != Some(version) {
             self.due = self.due.min(self.env().now());
         }
     }
 
-    /// Handles an ended job. The next round finds that the node owns its lease without work on it: then it is released, or taken again.
+    /// Handles a job that has ended. The next round finds its lease without work, and releases the lease or takes it again.
     fn tidy(&mut self, ended: Result<Ended, JoinError>) {
-        // An aborted job has no more to tell.
+        // An aborted job has nothing to report.
         let Ok((resource, epoch, result)) = ended else { return };
         let Entry::Occupied(known) = self.held.entry(resource) else { return };
         if known.get().lease.epoch != epoch {
@@ -434,7 +433,7 @@ impl WorkerTask {
         }
     }
 
-    /// Counts and reports that another node has taken the lease of `resource`.
+    /// Counts and reports that another node took the lease of `resource`.
     fn note_loss(&self, resource: u64) {
         self.member.stats.leases_lost.add(1);
         let pool = &*self.pool.name;
@@ -444,7 +443,7 @@ impl WorkerTask {
         }
     }
 
-    /// Counts a failure of the work on `resource`, which began at `began`. Returns the pause.
+    /// Counts a failure of the work on `resource`, which began at `began`. Returns the pause before the next attempt.
     fn failed(&mut self, resource: u64, began: Duration) -> Duration {
         let (env, failures) = (self.member.store.env(), self.failures.entry(resource).or_default());
         let now = env.now();
@@ -461,7 +460,7 @@ impl WorkerTask {
         self.due = Duration::ZERO;
     }
 
-    /// Ends all jobs at once, and waits for no lease any more.
+    /// Ends all jobs at once, and stops waiting for leases.
     async fn abort_all(&mut self) {
         self.tasks.shutdown().await;
         self.held.clear();
@@ -469,8 +468,8 @@ impl WorkerTask {
         self.settled = None;
     }
 
-    /// Asks all jobs to end, and aborts those that take too long. Leases of ended jobs are released meanwhile: a slow
-    /// job keeps its own lease only.
+    /// Asks all jobs to end, and aborts those that take too long. Leases of ended jobs are released meanwhile, so a slow job keeps only its
+    /// own lease.
     async fn stop_all(&mut self) {
         for job in self.held.values() {
             job.stop.send_replace(true);
@@ -484,11 +483,11 @@ impl WorkerTask {
             () = deadline => {}
         }
         let (pool, jobs) = (&*self.pool.name, self.held.len());
-        tracing::warn!(pool, jobs, "work does not end and is aborted");
+        tracing::warn!(pool, jobs, "work did not end in time and is aborted");
         self.abort_all().await;
     }
 
-    /// Waits until all jobs have ended. Leases of those that end sooner than others are released meanwhile.
+    /// Waits until all jobs have ended. Leases of those that end earlier than others are released meanwhile.
     async fn end_all(&mut self) {
         let env = self.env().clone();
         while !self.held.is_empty() {
@@ -501,7 +500,7 @@ impl WorkerTask {
             if self.held.len() == before {
                 continue;
             }
-            // Others take the released leases only once the node may own nothing.
+            // Other nodes take the released leases only once it is published that this node may own none.
             let role = self.role.as_ref().expect("the worker has it until its end");
             let result = match role.give_up().await {
                 Ok(()) => self.release_idle().await,
@@ -513,7 +512,7 @@ impl WorkerTask {
         }
     }
 
-    /// Releases the leases of the node, and removes its role. Either makes the leases free.
+    /// Releases the leases of the node, and removes its role. Either of these makes the leases free.
     async fn clean_up(&mut self) -> Result<()> {
         let member = Arc::clone(&self.member);
         if member.stats.health.ended().is_some() {
@@ -526,7 +525,7 @@ impl WorkerTask {
             // Only now may another worker of the node begin.
             self.role = None;
             let published = member.publish().await;
-            // A node that has fallen out has nothing published; one whose bus is gone says so.
+            // A node that has fallen out has published nothing; if the bus is gone, `publish` fails with that error.
             let is_gone = matches!(published, Err(Error::BusGone { .. }));
             released.and(if member.is_member() || is_gone { published } else { Ok(()) })
         };
@@ -535,14 +534,14 @@ impl WorkerTask {
         ended
     }
 
-    /// Releases all leases that the node owns without working on them, also those that it does not know of. Their epochs stay.
+    /// Releases all leases that the node owns without working on them, even those that it does not know of. Their epochs stay.
     async fn release_idle(&self) -> Result<()> {
         let Shared { id, keys, store, .. } = &*self.member;
         let token = *self.registration.borrow();
         let release = async |tx: Transaction| {
             let row = self.member.row(&tx, Isolation::Snapshot).await?;
             if row.is_some_and(|row| Some(row.token) != token) {
-                // They may be those of another process under the same id.
+                // The leases may belong to another process under the same id.
                 return Ok(());
             }
             let mut is_any_mine = false;
@@ -569,7 +568,7 @@ impl WorkerTask {
     }
 }
 
-/// The result of `work`, or an error once the node is asked to leave: leaving waits for all workers.
+/// Returns the result of `work`, or an error once the node is asked to leave, because leaving waits for all workers.
 async fn unless_left<T>(member: &Shared, work: impl Future<Output = Result<T>>) -> Result<T> {
     let mut leaving = member.stop.subscribe();
     tokio::select! {
@@ -581,6 +580,6 @@ async fn unless_left<T>(member: &Shared, work: impl Future<Output = Result<T>>) 
 
 /// Completes once the node's membership is no longer `joined`.
 async fn fallen_out(mut registration: watch::Receiver<Registration>, joined: Registration) {
-    // A heartbeat that has ended sends no more.
+    // If this fails, the heartbeat has ended, and sends nothing more.
     let _ = registration.wait_for(|registration| *registration != joined).await;
 }

@@ -1,4 +1,4 @@
-//! [`NotificationFeed`]: the notifications in the order of their sequences; and the wait until events are folded.
+//! [`NotificationFeed`]: the notifications in the order of their sequences; and how to wait until events are folded.
 
 mod tail;
 
@@ -38,16 +38,16 @@ const NAMES_PER_READ: usize = 256;
 /// The feed of notifications: one row per database, ordered by sequence over all shards. Clones are cheap.
 pub type NotificationFeed = Feed<Notification>;
 
-/// Some notifications, in order. Derive their news ([`Notification::news_since`]) from the position where the first
-/// page began, until a page has no more after it.
+/// Some notifications, in order. Derive their news ([`Notification::news_since`]) from the position where the first page began, until there
+/// is nothing more to read.
 pub type NotificationPage = FeedPage<Notification>;
 
 /// The changed design documents of a database.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChangedDdocs {
-    /// Those whose ids producers have recorded, in order, each with the sequence of its last notification.
+    /// The documents whose ids producers have recorded, in order, each with the sequence of its last notification.
     pub ids: Vec<(DdocId, Sequence)>,
-    /// The sequence of the last notification of a change without an id, which may be of any document.
+    /// The sequence of the last notification about a change without an id, which may concern any document.
     pub nameless: Option<Sequence>,
 }
 
@@ -71,18 +71,18 @@ impl NotificationFeed {
         NotificationTail::new(self.clone(), after.into())
     }
 
-    /// The newest row of the database `name`, if it has one.
+    /// Returns the newest row of the database `name`, if it has one.
     pub async fn newest(&self, name: &DbName) -> Result<Option<Notification>> {
         self.context.store.run(async |tx| self.newest_in(&tx, name).await).await
     }
 
-    /// [`NotificationFeed::newest`] within the caller's transaction.
+    /// Does the same as [`NotificationFeed::newest`], within the caller's transaction.
     pub async fn newest_in(&self, tx: &Transaction, name: &DbName) -> Result<Option<Notification>> {
         let row = self.raw().newest_of(tx, name.as_str().as_bytes()).await?;
         row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
     }
 
-    /// The names of some databases that are not deleted, in order, after the name `after`. None if there are no more.
+    /// Returns the names of some databases that are not deleted, in order, after the name `after`; an empty list if there are no more.
     #[cfg(feature = "http")]
     pub(crate) async fn living_names(&self, after: Option<&DbName>) -> Result<Vec<DbName>> {
         let mut after = after.map(|name| name.as_str().as_bytes().to_vec());
@@ -96,8 +96,8 @@ impl NotificationFeed {
         }
     }
 
-    /// The names of databases that are not deleted among the next ids after `after`, and the last of those ids. Leaves out
-    /// rows that cannot be decoded.
+    /// Returns the names of databases that are not deleted among the next ids after `after`, and the last of those ids. Leaves out rows
+    /// that cannot be decoded.
     #[cfg(feature = "http")]
     async fn names_in(
         &self,
@@ -127,8 +127,8 @@ impl NotificationFeed {
         Ok((living.collect(), last))
     }
 
-    /// The newest rows of the databases `names` after `cursor`, in the order of their sequences, and a position up to
-    /// which all of them were read. Leaves out rows that cannot be decoded, and fails, as [`Feed::page`] does.
+    /// Returns the newest rows of the databases `names` after `cursor`, in the order of their sequences, and a position up to which all of
+    /// them were read. Leaves out rows that cannot be decoded, and fails, as [`Feed::page`] does.
     pub(crate) async fn newest_after(
         &self,
         names: &[DbName],
@@ -150,8 +150,8 @@ impl NotificationFeed {
         Ok((rows, to))
     }
 
-    /// The design documents of `db` that were written or deleted after `since`, as far as notifiers have recorded
-    /// them. None for a deleted database. Leaves out rows that cannot be decoded.
+    /// Returns the design documents of `db` that were written or deleted after `since`, as far as notifiers have recorded them; none for a
+    /// deleted database. Leaves out rows that cannot be decoded.
     pub async fn ddocs(&self, db: &Db, since: impl Into<Cursor>) -> Result<ChangedDdocs> {
         let since = since.into();
         let Context { store, keys, .. } = &*self.context;
@@ -178,7 +178,7 @@ impl NotificationFeed {
 /// The pauses between polls for unfolded events.
 const POLLS: Backoff = Backoff { min: Duration::from_millis(2), max: Duration::from_millis(50) };
 
-/// How many rows one transaction reads, or databases it looks up.
+/// How many rows one transaction reads, or how many databases it looks up.
 const READS_MAX: usize = 200;
 
 impl NotificationFeed {
@@ -197,13 +197,13 @@ impl NotificationFeed {
                     .extend(self.context.store.run(async |tx| self.still_unfolded(&tx, some).await).await?);
             }
         }
-        // The last row may have been a tombstone that is dropped by now: then the horizon is behind it.
+        // The last row may have been a tombstone that has been dropped by now: then the horizon is after it.
         let last = self.last_sequence().await?.unwrap_or(Sequence::MIN);
         Ok(last.max(self.horizon().await?))
     }
 
-    /// The databases with events that are not folded at `version` or later, and the totals that their rows will have
-    /// afterwards.
+    /// Returns the databases that have unfolded events at a read version of `version` or later, and the totals that their rows will have
+    /// once those are folded.
     async fn unfolded(&self, version: u64) -> Result<BTreeMap<Db, Counters>> {
         let (keys, last) = (&self.context.keys, Partition(self.context.config.partitions - 1));
         let mut rest = Some(RangeRead::new(keys.drains(Partition(0), last)).limit(READS_MAX));
@@ -233,14 +233,14 @@ impl NotificationFeed {
             (found, folded, rest) = self.context.store.run(page).await?;
             for ((db, counters), folded) in found.into_iter().zip(folded) {
                 let Some(folded) = folded else { continue };
-                // The slots of a database can be on two pages: events folded before the first page are counted once.
+                // The slots of a database can be on two pages: the events that were already folded are counted only once.
                 *waiting.entry(db).or_insert(folded) += counters;
             }
         }
         Ok(waiting)
     }
 
-    /// Those of `waiting` that are not folded yet.
+    /// Returns those of `waiting` that are not folded yet.
     async fn still_unfolded(
         &self,
         tx: &Transaction,
@@ -253,7 +253,7 @@ impl NotificationFeed {
             if lanes.is_none_or(|mut lanes| lanes.all(|(folded, expected)| folded >= expected)) {
                 continue;
             }
-            // No row counts events of an instance that is gone; they are folded once none of them waits.
+            // No row counts the events of an instance that is gone; they are folded once none of them waits.
             let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
             let drains = self.context.keys.drains_of_db(partition, db);
             let rows = tx.all_rows(drains, Isolation::Snapshot).await?;
@@ -264,8 +264,8 @@ impl NotificationFeed {
         Ok(left)
     }
 
-    /// The totals of each of `dbs` in the row of its name, zero if that row is of another instance; `None` if it cannot be read: then
-    /// notifiers report it, and never fold the name.
+    /// Returns the totals of each of `dbs` from the row of its name: zero if that row belongs to another instance, `None` if it cannot be
+    /// read. In that case notifiers report it, and never fold the name.
     async fn totals_of(
         &self,
         tx: &Transaction,

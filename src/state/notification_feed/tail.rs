@@ -1,4 +1,4 @@
-//! [`NotificationTail`]: reads the feed as it grows.
+//! [`NotificationTail`]: a reader that follows the feed as it grows.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,12 +17,12 @@ use crate::{
 /// The default number of rows per read.
 const PAGE_ROWS: usize = 1_000;
 
-/// How far a tail has read the feed, also where there were no rows, and when it did so.
+/// How far a tail has read the feed, including parts without rows, and when it did so.
 #[derive(Debug)]
 pub(crate) struct TailProgress(Mutex<(Sequence, Duration)>);
 
 impl TailProgress {
-    /// Of a tail that has begun at `start`, at the time `now`.
+    /// Creates the progress of a tail that began at `start`, at the time `now`.
     pub fn new(start: Sequence, now: Duration) -> Arc<Self> {
         Arc::new(Self(Mutex::new((start, now))))
     }
@@ -32,32 +32,32 @@ impl TailProgress {
         *self.0.lock() = (to, now);
     }
 
-    /// The position up to which everything was read, and the time of the last read.
+    /// Returns the position up to which everything was read, and the time of the last read.
     #[cfg(feature = "http")]
     pub fn get(&self) -> (Sequence, Duration) {
         *self.0.lock()
     }
 }
 
-/// Reads the feed as it grows. Between pages it waits for the one poll of the process, which looks when a notifier of this process has
-/// appended, when a watch fires, and now and then. It then reads the shards whose lane of the pulse has moved since it has read them all,
-/// and the pulse in the same transaction: so it sees every row that has moved to another shard meanwhile.
+/// Reads the feed as it grows. Between pages it waits for the one poll of the process, which happens when a notifier of this process has
+/// appended, when a watch fires, and at regular intervals. Then it reads the shards whose lane of the pulse has moved since it last read
+/// them all, with the pulse in the same transaction, so it sees every row that has moved to another shard meanwhile.
 pub struct NotificationTail {
     feed: NotificationFeed,
     /// The position up to which rows were returned.
     cursor: Cursor,
-    /// The most rows per read.
+    /// The maximum number of rows per read.
     limit: usize,
     poll_interval: Duration,
-    /// Waits for the poll, from the first read on.
+    /// Waits for the poll; set by the first read.
     listener: Option<Listener>,
-    /// The pulse when the last read came to the end of all shards; `None` before that.
+    /// The pulse when the last read reached the end of all shards; `None` before that.
     complete: Option<PulseValue>,
     /// Whether everything was read, so that the next page waits.
     is_at_end: bool,
-    /// Whether the last page had more after it.
+    /// Whether there was more to read after the last page.
     had_more: bool,
-    /// Where each read puts what it has come to, also one that finds no rows.
+    /// Where each read records how far it came, even if it found no rows.
     progress: Arc<TailProgress>,
 }
 
@@ -76,25 +76,25 @@ impl NotificationTail {
         }
     }
 
-    /// Notes each read in `progress`.
+    /// Makes each read record its progress in `progress`.
     pub(crate) fn report_to(&mut self, progress: Arc<TailProgress>) {
         self.progress = progress;
     }
 
-    /// Reads at most `limit` rows at once, 1 to 10,000. Default: 1,000.
+    /// Sets the maximum number of rows per read, 1 to 10,000. Default: 1,000.
     #[must_use]
     pub fn with_limit(self, limit: usize) -> Self {
         Self { limit, ..self }
     }
 
-    /// Polls this often for rows without a hint. Default: 1 s; at least 10 ms.
+    /// Sets how often to poll for rows when no hint comes. Default: 1 s; at least 10 ms.
     #[must_use]
     pub fn with_poll_interval(mut self, poll_interval: Duration) -> Self {
         self.poll_interval = poll_interval;
         self
     }
 
-    /// Goes on from another position, for example after [`Error::Expired`](crate::Error::Expired).
+    /// Continues from another position, for example after [`Error::Expired`](crate::Error::Expired).
     pub fn restart(&mut self, after: impl Into<Cursor>) {
         self.cursor = after.into();
         self.complete = None;
@@ -102,8 +102,8 @@ impl NotificationTail {
         self.had_more = false;
     }
 
-    /// The next page, once there is one. A page is empty only after a page that had more after it, or if it moves the position alone:
-    /// at the beginning, if its rows were left out, or if the poll of the process has failed.
+    /// Returns the next page, once there is one. A page is empty only after a page that had more after it, or if it moves only the
+    /// position: at the beginning, if its rows were left out, or if the poll of the process failed.
     ///
     /// # Cancel safety
     ///
@@ -118,14 +118,14 @@ impl NotificationTail {
             let before = std::mem::replace(&mut self.cursor, page.next).position();
             self.is_at_end = !page.more;
             let had_more = std::mem::replace(&mut self.had_more, page.more);
-            // Rows that are left out move the position, too: barriers wait for it.
+            // Rows that are left out also move the position, because barriers wait for it.
             if had_more || !page.rows.is_empty() || self.cursor.position() > before {
                 return Ok(page);
             }
         }
     }
 
-    /// Completes when there may be rows. While the poll finds none, the position goes along with it. Cancel safe.
+    /// Completes when there may be rows. While the poll finds none, the position advances with it. Cancel safe.
     async fn wait(&mut self) {
         while let Some(listener) = &mut self.listener {
             let Some(to) = listener.looked().await else { return };
@@ -138,7 +138,7 @@ impl NotificationTail {
         }
     }
 
-    /// The next rows.
+    /// Reads the next rows.
     async fn read(&mut self) -> Result<NotificationPage> {
         let (context, interval) = (&self.feed.context, self.poll_interval);
         self.listener.get_or_insert_with(|| Listener::to_notifications(context, interval));

@@ -16,14 +16,14 @@ use crate::{
 /// What an operation does to the value of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// It stays, and is not copied: a small operation may meet a large value, and often.
+    /// The value stays, and is not copied: small operations may often meet a large value.
     Keep,
-    /// It becomes this; `None` is a missing key.
+    /// The value becomes this one; `None` stands for a missing key.
     Become(Option<Bytes>),
 }
 
-/// The effect of `op` on `value`; `None` is a missing key. Versionstamped operations do not depend on the old value:
-/// [`stamped`] resolves them.
+/// The effect of `op` on `value`, which is `None` for a missing key. Versionstamped operations do not depend on the old value: [`stamped`]
+/// resolves them.
 pub(super) fn apply(op: AtomicOp, value: Option<&[u8]>, operand: &Bytes) -> Effect {
     let old = value.filter(|old| !old.is_empty() && !operand.is_empty());
     let is_kept = match op {

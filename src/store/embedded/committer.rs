@@ -1,7 +1,7 @@
 //! The thread that commits in groups.
 //!
-//! It takes all commits that wait, decides them as one group, writes the group with one `fdatasync`, publishes it and
-//! answers. A commit is therefore on disk before anyone, its own caller included, can see it.
+//! The thread takes all waiting commits, decides them as one group, writes the group with one `fdatasync`, publishes it and answers. A
+//! commit is therefore on disk before anyone, its own caller included, can see it.
 
 use std::{
     sync::{Arc, Mutex},
@@ -17,13 +17,13 @@ use super::{
 };
 use crate::base::{env::Env, error::StoreError};
 
-/// The most commits that wait for the thread; further ones wait for room.
+/// The maximum number of commits that wait for the thread; further ones wait for room in the queue.
 const QUEUE_LEN_MAX: usize = 4_096;
 
-/// The most commits of one group.
+/// The maximum number of commits in one group.
 const GROUP_LEN_MAX: usize = 4_096;
 
-/// A group with so many bytes takes no more commits. So it has fewer than this and the largest transaction.
+/// A group with this many bytes takes no more commits. So its size stays below the sum of this and the largest transaction.
 const GROUP_BYTES_MAX: usize = 4 << 20;
 
 /// A commit that waits for the thread.
@@ -52,7 +52,7 @@ impl Committer {
             let (answer, outcome) = oneshot::channel();
             let detail = "the commit thread has ended";
             queue.send((request, answer)).await.map_err(|_| StoreError::IO_ERROR.with_detail(detail))?;
-            // The thread has taken the request, and may have written it to the disk.
+            // The thread took the request, and may have written it to the disk.
             outcome
                 .await
                 .map_err(|_| StoreError::COMMIT_UNKNOWN_RESULT.with_detail(detail).of_failed_store())?
@@ -66,16 +66,16 @@ impl Drop for Committer {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the commit thread has panicked");
+            tracing::error!("the commit thread panicked");
         }
     }
 }
 
-/// The error of a store that takes no more writes, or none at the moment.
+/// Why the store takes no more writes, or no writes at the moment.
 #[derive(Debug)]
 pub(super) struct Failed {
     last: watch::Sender<Option<StoreError>>,
-    /// The error of the last commit, if it had no room.
+    /// The error of the last commit, if there was no room for it.
     shortage: parking_lot::Mutex<Option<StoreError>>,
 }
 
@@ -89,7 +89,7 @@ impl Failed {
         self.last.borrow().clone()
     }
 
-    /// The error of the last commit, if it had no room.
+    /// The error of the last commit, if there was no room for it.
     pub fn shortage(&self) -> Option<StoreError> {
         self.shortage.lock().clone()
     }
@@ -98,7 +98,7 @@ impl Failed {
         self.last.send_replace(Some(error));
     }
 
-    /// Completes when the store takes no more writes; never if it is closed before.
+    /// Completes when the store takes no more writes; never if the store is closed before that.
     pub async fn happened(&self) -> StoreError {
         let mut failed = self.last.subscribe();
         let error = failed.wait_for(Option::is_some).await.expect("the sender is here");
@@ -111,7 +111,7 @@ pub(super) struct Worker {
     folder: Folder,
     core: Arc<Mutex<Core>>,
     env: Env,
-    /// The clock when the engine was made.
+    /// When the engine was made, on the clock of `env`.
     started: Duration,
     /// The error after which no commit succeeds.
     failed: Arc<Failed>,
@@ -120,7 +120,7 @@ pub(super) struct Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.failed.set(StoreError::IO_ERROR.with_detail("the commit thread has panicked"));
+            self.failed.set(StoreError::IO_ERROR.with_detail("the commit thread panicked"));
         }
     }
 }
@@ -158,12 +158,12 @@ impl Worker {
         self.close();
     }
 
-    /// Notes that the store is closed in order, unless it has failed.
+    /// Records that the store was closed cleanly, unless it has failed.
     pub fn close(&mut self) {
         if self.failed.get().is_none()
             && let Err(error) = self.folder.close(lock(&self.core).version())
         {
-            tracing::warn!(%error, "the store was not closed in order; its next opening cannot detect lost commits");
+            tracing::warn!(%error, "the store was not closed cleanly; its next opening cannot detect lost commits");
         }
     }
 
@@ -182,12 +182,11 @@ impl Worker {
             (core.share_root(), core.version())
         };
         if let Err(unwritten) = self.folder.make_room(newest) {
-            let error = self.unwritten(unwritten, "it was not tried");
+            let error = self.unwritten(unwritten, "the commit was not tried");
             return group.into_iter().map(|request| request.fail(&error)).collect();
         }
         let staged = core::stage(&self.core, group, self.now());
-        // A commit that changes no row has a version, too: readers may know it, so the next opening must know it as
-        // well.
+        // A commit that changes no row has a version, too. Readers may know that version, so the next opening must know it as well.
         if staged.is_commit()
             && let Err(unwritten) = self.folder.persist(&staged)
         {

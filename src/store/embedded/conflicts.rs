@@ -1,7 +1,7 @@
-//! [`ReadConflict`]: what a transaction has read; and [`WrittenRanges`]: the ranges that were written lately.
+//! [`ReadConflict`]: what a transaction has read; and [`WrittenRanges`]: the ranges that were written recently.
 //!
-//! Written ranges (cleared ranges and explicit write written) are kept in a step function over the key space. Single keys,
-//! by far the most writes, are in [`Recent`](super::recent::Recent).
+//! Written ranges (cleared ranges and explicit write conflicts) are kept in a step function over the key space. Single keys, by far the
+//! most frequent writes, are in [`Recent`](super::recent::Recent).
 
 use std::{collections::BTreeMap, ops::Bound};
 

@@ -5,9 +5,9 @@
 //! 1. `root` holds every commit up to `version` and none after it; both change together.
 //! 2. `recent` holds every published group of the last [`TRANSACTION_LIFETIME`], with what it wrote and the values that it
 //!    replaced: any version since `forgotten` can be read again by undoing the groups after it.
-//! 3. `written_ranges` holds every written range of those groups. A transaction younger than the lifetime therefore finds every
-//!    write that came after its read version. Of a group that was not written, nothing stays.
-//! 4. Versions grow with every group, and with time: about a million a second.
+//! 3. `written_ranges` holds every written range of those groups. A transaction younger than the lifetime therefore finds every write that
+//!    came after its read version. Nothing is kept of a group that was not written.
+//! 4. Versions grow with every group, and with time: by about a million per second.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
@@ -37,7 +37,7 @@ use crate::{
 pub(super) struct Snapshot {
     pub root: Rows,
     pub version: u64,
-    /// Since when a newer version may exist, on the clock of the engine.
+    /// The time since which a newer version may exist, on the clock of the engine.
     pub taken: Duration,
 }
 
@@ -48,7 +48,7 @@ impl Snapshot {
     }
 }
 
-/// What it takes to read at an earlier version. It needs the core no longer.
+/// Everything that is needed to read at an earlier version, without the core.
 pub(super) struct Past {
     newest: Snapshot,
     since: Since,
@@ -66,26 +66,26 @@ impl Past {
 /// A transaction to be committed.
 #[derive(Debug, Default)]
 pub(super) struct Request {
-    /// The version and time of its snapshot, if it has read anything.
+    /// The version and time of the transaction's snapshot, if it has read anything.
     pub snapshot: Option<(u64, Duration)>,
     pub reads: Vec<ReadConflict>,
-    /// The ranges that it declares as written besides its mutations.
+    /// The ranges that the transaction declares as written, besides its mutations.
     pub writes: Vec<KeyRange>,
     pub mutations: Vec<Mutation>,
     pub watches: Vec<watches::Pending>,
-    /// Receives the ranges on which it has failed, if the caller asked for them.
+    /// Receives the ranges on which the transaction conflicted, if the caller asked for them.
     pub report: Option<Arc<parking_lot::Mutex<Vec<KeyRange>>>>,
     /// Bytes of keys, values and conflict ranges.
     pub size: usize,
 }
 
 impl Request {
-    /// Whether it changes nothing that other transactions could notice.
+    /// Whether the request changes nothing that other transactions could notice.
     pub fn is_read_only(&self) -> bool {
         self.mutations.is_empty() && self.writes.is_empty()
     }
 
-    /// The answer to a request that is not tried.
+    /// Fails the request and its watches with `error`, without trying it.
     pub fn fail(self, error: &StoreError) -> Outcome {
         watches::fail(self.watches, error);
         Err(error.clone())
@@ -103,9 +103,9 @@ pub(super) struct Staged {
     /// The group's version.
     pub version: u64,
     undo: Undo,
-    /// The written ranges, for the decisions about the group.
+    /// The written ranges, for decisions within the group.
     ranges: WrittenRanges,
-    /// The same, for later groups.
+    /// The same ranges, for later groups.
     written: Vec<KeyRange>,
     /// The answers, in the order of the requests.
     pub outcomes: Vec<Outcome>,
@@ -113,12 +113,12 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// Whether a transaction of the group commits at its version, even if it only clears missing keys.
+    /// Whether any transaction of the group commits at the group's version, even one that only clears missing keys.
     pub fn is_commit(&self) -> bool {
         self.outcomes.iter().any(|outcome| matches!(outcome, Ok(Some(_))))
     }
 
-    /// A group at `version` that begins with `root`, with the memory of `undo`.
+    /// Begins a group at `version` on top of `root`. It reuses the memory of `undo`.
     fn new(root: Rows, version: u64, undo: Undo) -> Self {
         let (ranges, written) = (WrittenRanges::default(), Vec::new());
         Self { root, version, undo, ranges, written, outcomes: Vec::new(), watches: Vec::new() }
@@ -153,7 +153,7 @@ impl Staged {
         self.written.push(range);
     }
 
-    /// The answers of a group that was not written, because of `error`. Those that failed before keep their own.
+    /// Returns the answers for a group that was not written because of `error`. Transactions that failed before keep their own errors.
     pub fn fail(self, error: &StoreError) -> Vec<Outcome> {
         watches::fail(self.watches, error);
         self.outcomes.into_iter().map(|outcome| outcome.and(Err(error.clone()))).collect()
@@ -185,14 +185,14 @@ impl Staged {
         }
     }
 
-    /// The keys that the group wrote, each as often as it was written.
+    /// The keys that the group wrote, each as many times as it was written.
     pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
         let cleared = self.undo.cleared().iter();
         let cleared = cleared.flat_map(|(range, rows)| rows.range(range, false).map(|(key, _)| key));
         self.undo.keys().chain(cleared)
     }
 
-    /// Gives `key` what `change` makes of its value.
+    /// Replaces the value of `key` with what `change` returns for it.
     fn change<V: AsRef<[u8]>>(&mut self, key: &[u8], change: impl FnOnce(Option<&[u8]>) -> Option<V>) {
         if self.undo.is_full() {
             self.undo.share(self.root.clone());
@@ -231,7 +231,7 @@ pub(super) struct Core {
     given_out: Duration,
     /// The version at time zero of the engine's clock.
     version_start: u64,
-    /// Memory for what the next group replaces.
+    /// Memory that the undo of the next group can reuse.
     spare: Undo,
 }
 
@@ -267,7 +267,7 @@ impl Core {
         Snapshot { root: self.root.clone(), version: self.version, taken: now }
     }
 
-    /// What it takes to read at `version`. To undo the groups after it takes time, which no commit should wait for.
+    /// Returns what is needed to read at `version`. Undoing the later groups takes time, so the caller does it without making commits wait.
     pub fn past(&self, version: u64) -> Result<Past, StoreError> {
         if version > self.version {
             return Err(StoreError::FUTURE_VERSION);
@@ -276,8 +276,8 @@ impl Core {
             return Err(StoreError::TRANSACTION_TOO_OLD);
         }
         let since = self.recent.since(version);
-        // On a cluster versions move by themselves. So a version that was not given out lately is too old, even if
-        // nothing was written since.
+        // On a cluster, versions advance even without commits, so a version that was not given out lately is too old even if nothing was
+        // written since. The same holds here.
         let taken = since.given_out.unwrap_or(self.given_out);
         Ok(Past { newest: Snapshot { root: self.root.clone(), version, taken }, since })
     }
@@ -288,7 +288,7 @@ impl Core {
         (self.version + 1).max(self.version_start.saturating_add(elapsed_us))
     }
 
-    /// Decides `group` and commits it, in place: nobody else can have the rows meanwhile.
+    /// Decides `group` and commits it. The rows are changed in place, because nobody else can use them meanwhile.
     pub fn commit(&mut self, group: Vec<Request>, now: Duration) -> Vec<Outcome> {
         let (version, root) = (self.next_version(now), std::mem::take(&mut self.root));
         let mut staged = Staged::new(root, version, std::mem::take(&mut self.spare));
@@ -299,12 +299,12 @@ impl Core {
         self.publish(staged, now)
     }
 
-    /// Decides one transaction of a group: it fails if it conflicts with one before.
+    /// Decides one transaction of a group. Fails if the transaction conflicts with an earlier one.
     fn decide(&mut self, request: &Request, staged: &mut Staged, now: Duration) -> Result<(), StoreError> {
         if request.is_read_only() {
             return Ok(());
         }
-        // Once it has a read version, even a blind write can get too old, as in FoundationDB.
+        // Even a blind write can be too old, once the transaction has a read version, as in FoundationDB.
         if let Some((version, taken)) = request.snapshot {
             if now.saturating_sub(taken) > TRANSACTION_LIFETIME || version < self.forgotten {
                 return Err(StoreError::TRANSACTION_TOO_OLD);
@@ -376,7 +376,7 @@ impl Core {
         }
     }
 
-    /// Drops the groups that no living transaction can conflict with or read before.
+    /// Drops the groups that are too old for any living transaction to conflict with them, or to read a version before them.
     fn forget(&mut self, now: Duration) {
         if let Some(version) = self.recent.forget(now) {
             self.forgotten = version;
@@ -385,8 +385,8 @@ impl Core {
     }
 }
 
-/// Decides `group` and applies it to the newest rows. Its commits can be read only after [`Core::publish`]. Readers go on meanwhile:
-/// the core is locked for each decision, and not while writes are applied.
+/// Decides `group` and applies it to the newest rows. Its commits can be read only after [`Core::publish`]. Readers continue meanwhile: the
+/// core is locked for each decision, but not while writes are applied.
 pub(super) fn stage(core: &Mutex<Core>, group: Vec<Request>, now: Duration) -> Staged {
     let mut staged = {
         let mut core = lock(core);
@@ -399,7 +399,7 @@ pub(super) fn stage(core: &Mutex<Core>, group: Vec<Request>, now: Duration) -> S
     staged
 }
 
-/// The rows in memory. A commit that panicked may have left them half changed, so nothing may read them then.
+/// Locks the rows in memory. A commit that panicked may have left them half changed, so after that nothing may read them.
 pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
     core.lock().expect("no commit has panicked")
 }
@@ -408,7 +408,7 @@ pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
 mod tests {
     use super::*;
 
-    /// Commits one transaction and returns the stamp's version.
+    /// Commits one transaction and returns its outcome.
     fn commit(core: &mut Core, request: Request, now: Duration) -> Outcome {
         core.commit(vec![request], now).remove(0)
     }
@@ -432,7 +432,7 @@ mod tests {
         assert_eq!(core.past(first).err(), Some(StoreError::TRANSACTION_TOO_OLD));
         assert!(core.recent.written_after(&ReadConflict::Key("other".into()), newer));
 
-        // What was asked for in time can be read later: nobody waits while it is made.
+        // A past version that was requested in time can be built later, without making anybody wait.
         let then = then.snapshot();
         assert_eq!(then.root.get(b"k").unwrap(), b"1");
         assert_eq!(then.taken, second, "it ages from when it was last given out");
@@ -464,13 +464,13 @@ mod tests {
             (0..1_000).map(|n| Mutation::Atomic(operations[n % 2], "k".into(), Bytes::from_static(b"a")));
         let mutations: Vec<_> = mutations.collect();
         commit(&mut core, Request { mutations, ..Request::default() }, 2 * second).unwrap();
-        // 97 is greater than 7, so the first ByteMax has replaced the value, and nothing else has.
+        // 97 is greater than 7, so the first ByteMax replaced the value, and nothing else did.
         assert!(core.recent.len() < 2 * 100_000);
         assert_eq!(core.root.get(b"k").unwrap(), b"a");
         assert!(core.recent.written_after(&ReadConflict::Key("k".into()), before));
     }
 
-    /// Regression: a clear copied all that it cleared, twice while it was published.
+    /// Regression: a clear copied everything that it cleared, twice while it was published.
     #[test]
     fn a_big_clear_shares_what_it_clears() {
         let mut core = Core::new(Rows::default(), 0);
@@ -488,8 +488,8 @@ mod tests {
         assert!(core.recent.len() < filled + 100, "it has noted {} bytes", core.recent.len() - filled);
     }
 
-    /// A clear of few rows copied them, however much its transaction had copied before: clears of a few large rows each copied the
-    /// whole store for 5 s.
+    /// Regression: a clear of few rows copied them, however much its transaction had already copied. So many clears of a few large rows
+    /// each copied the whole store, for 5 s.
     #[test]
     fn many_small_clears_share_what_they_clear() {
         let mut core = Core::new(Rows::default(), 0);

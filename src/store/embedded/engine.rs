@@ -1,4 +1,4 @@
-//! [`Engine`]: the rows of an embedded store, and the way of commits to them.
+//! [`Engine`]: the rows of an embedded store, and the path by which commits reach them.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -26,14 +26,14 @@ use crate::{
 pub(in crate::store) struct Engine {
     core: Arc<Mutex<Core>>,
     env: Env,
-    /// The clock when the engine was made.
+    /// When the engine was made, on the clock of `env`.
     started: Duration,
     committing: Committing,
-    /// The error after which it takes no more writes.
+    /// The error after which the store takes no more writes.
     failed: Arc<Failed>,
-    /// The versions that it had used before it was opened.
+    /// The versions that the store had used before it was opened.
     history: History,
-    /// The names under which it was used since it was opened.
+    /// The names under which the store was used since it was opened.
     used: Mutex<HashSet<Vec<u8>>>,
     holding: Mutex<Holding>,
 }
@@ -41,7 +41,7 @@ pub(in crate::store) struct Engine {
 /// The transactions that may hold a snapshot.
 #[derive(Default)]
 struct Holding {
-    /// Each with the time of its snapshot; the oldest first, roughly.
+    /// The transactions, each with the time of its snapshot; roughly in order, oldest first.
     transactions: VecDeque<(Duration, Weak<dyn Holds>)>,
     /// How many transactions were left after the last sweep of ended ones; the next sweep comes at twice as many.
     swept: usize,
@@ -57,30 +57,30 @@ pub(super) trait Holds: Send + Sync {
 }
 
 enum Committing {
-    /// Each caller commits by itself, in memory.
+    /// Each caller commits its own transaction, in memory.
     Caller,
     /// A thread commits, because the store has a folder.
     Thread(Committer),
     /// No commit is possible, because the store was opened for reading.
     Nobody,
-    /// Each caller commits by itself to a folder: a simulation has no threads.
+    /// Each caller commits its own transaction to a folder: a simulation has no threads.
     Turns(Box<Mutex<Worker>>),
 }
 
 /// A commit, done or under way.
 pub(super) enum Commit {
     Done(Outcome),
-    /// The thread will decide it.
+    /// The commit thread will decide the request.
     Waiting(BoxFuture<'static, Outcome>),
 }
 
-/// The version to go on from: the wall clock in microseconds, so that versions of an earlier opening differ from
-/// present ones. FoundationDB's versions are never zero, and setting zero as a read version is an error.
+/// The version to continue from: the wall clock in microseconds, so that versions of earlier openings differ from those of this one.
+/// FoundationDB's versions are never zero, and setting zero as a read version is an error.
 fn version_now(env: &Env) -> u64 {
     env.wall_ms().saturating_mul(1_000).max(1)
 }
 
-/// The error of a store that the operating system does not let be opened.
+/// The error for a store that could not be opened because of an error of the operating system.
 fn failed(path: &Path, error: &std::io::Error) -> Error {
     Error::Open { path: path.to_owned(), cause: OpenCause::from(error), reason: error.to_string() }
 }
@@ -92,20 +92,20 @@ impl Engine {
         Self::new(core, env, History::default(), |_, _| Committing::Caller)
     }
 
-    /// The content of a folder that `inspect` has found, for reading.
+    /// Opens the content of a folder, as `inspect` found it, for reading.
     pub fn reading(inspection: Inspection, env: Env) -> Self {
         let Inspection { root, history, report } = inspection;
         let core = Arc::new(Mutex::new(Core::new(root, report.version.max(1))));
         Self::new(core, env, history, |_, _| Committing::Nobody)
     }
 
-    /// The store in the folder `path`.
+    /// Opens the store in the folder `path`.
     pub fn open(path: &Path, env: Env, options: &FolderOptions) -> Result<Self> {
         let tuning = FolderTuning { no_room_wait: options.no_room_wait, ..FolderTuning::default() };
         Self::open_on(open_folder(path, true)?, path, env, tuning)
     }
 
-    /// The store in the folder `path` of a disk.
+    /// Opens the store in the folder `path` of a disk, through `files`.
     pub fn open_on(files: Arc<dyn Files>, path: &Path, env: Env, options: FolderTuning) -> Result<Self> {
         let Opened { folder, root, version, history } =
             Folder::open(files, path, options, version_now(&env))?;
@@ -141,8 +141,8 @@ impl Engine {
         Self { core, env, started, committing, failed, history, used, holding }
     }
 
-    /// A transaction holds a snapshot of the time `taken`. Those that are too old by now give theirs back, whether they are used again or
-    /// not: each may hold a version of all rows.
+    /// Registers a transaction that holds a snapshot taken at `taken`. Transactions that are too old by now must give theirs back, even if
+    /// they are never used again: each may hold a version of all rows.
     pub(super) fn holds(&self, taken: Duration, transaction: Weak<dyn Holds>) {
         let now = self.now();
         let mut old = Vec::new();
@@ -170,7 +170,7 @@ impl Engine {
 
     /// Forgets the watches on `key` that were dropped.
     pub(super) fn disarm(&self, key: &[u8]) {
-        // After a panic nothing is armed any more, and a drop must not panic.
+        // After a panic no watch is armed, and a drop must not panic.
         if let Ok(mut core) = self.core.lock() {
             core.watches.disarm(key);
         }
@@ -194,7 +194,7 @@ impl Engine {
                 core.commit(vec![request], self.now())
             }
             Committing::Nobody => {
-                let error = StoreError::DATABASE_LOCKED.with_detail("the folder was opened to be read");
+                let error = StoreError::DATABASE_LOCKED.with_detail("the folder was opened for reading");
                 return Commit::Done(Err(error.of_failed_store()));
             }
             Committing::Turns(worker) => worker.lock().expect("no commit has panicked").commit(vec![request]),
@@ -202,7 +202,7 @@ impl Engine {
         Commit::Done(outcomes.pop().expect("one request has one outcome"))
     }
 
-    /// Whether `name` was not marked as used since the store was opened, if the opening keeps all other processes out.
+    /// Whether `name` was not marked as used since the store was opened. False if this opening does not keep all other processes out.
     pub fn is_unused(&self, name: &[u8]) -> bool {
         // A folder is open in one process at a time.
         matches!(self.committing, Committing::Thread(_) | Committing::Turns(_))
@@ -214,12 +214,12 @@ impl Engine {
         self.used.lock().expect("no holder panics").insert(name.to_vec());
     }
 
-    /// Whether it has given out `version`, in this opening or an earlier one.
+    /// Whether the store has given out `version`, in this opening or an earlier one.
     pub fn may_have_used(&self, version: u64) -> bool {
         self.history.contains(version) || self.core().has_used(version)
     }
 
-    /// The last version that it gave out before it was opened.
+    /// The last version that the store gave out before it was opened.
     pub fn last_before_opening(&self) -> Option<u64> {
         self.history.last_before_opening()
     }
@@ -228,13 +228,13 @@ impl Engine {
         &self.failed
     }
 
-    /// The versions that it had used before it was opened.
+    /// The versions that the store had used before it was opened.
     #[cfg(feature = "test-util")]
     pub fn history(&self) -> &History {
         &self.history
     }
 
-    /// Closes the folder in order. No commit succeeds afterwards.
+    /// Closes the folder cleanly. No commit succeeds afterwards.
     #[cfg(feature = "test-util")]
     pub fn close(&self) {
         if let Committing::Turns(worker) = &self.committing {

@@ -23,16 +23,16 @@ use crate::{
 /// The writes of the transaction to one key.
 #[derive(Debug, Clone)]
 pub(super) enum Own {
-    /// Its value is this, whatever is stored.
+    /// The key has this value, whatever is stored.
     Independent(Option<Bytes>),
     /// These operations wait for the stored value.
     Dependent(Vec<(AtomicOp, Bytes)>),
-    /// It holds a versionstamp that is not known yet.
+    /// The key holds a versionstamp that is not known yet.
     Unreadable,
 }
 
 impl Own {
-    /// The value of the key if `stored` is in the store.
+    /// Returns the value of the key if `stored` is in the store.
     pub fn over(&self, stored: Option<&[u8]>) -> Result<Option<Bytes>, StoreError> {
         match self {
             Self::Independent(value) => Ok(value.clone()),
@@ -102,17 +102,17 @@ impl Ranges {
 /// A transaction's own writes, by key.
 #[derive(Debug, Default)]
 pub(super) struct Overlay {
-    /// Keys with writes of their own; never inside a cleared range unless independent.
+    /// The keys that were written one by one. No key inside a cleared range is dependent.
     keys: BTreeMap<Bytes, Own>,
-    /// Cleared ranges; keys written afterwards are in `keys`.
+    /// Cleared ranges. Keys that were written afterwards are in `keys`.
     cleared: Ranges,
-    /// Ranges in which a versionstamped key will be.
+    /// Ranges in which the commit will write a versionstamped key.
     unreadable: Ranges,
 }
 
 impl Overlay {
-    /// Adds the next write. Versionstamped operands must be valid. A stamp will be greater than `version`, the read
-    /// version of the transaction, or 0 if it has none yet.
+    /// Adds the next write. Versionstamped operands must be valid. `version` is the read version of the transaction, or 0 if it has none
+    /// yet: the stamp will be greater.
     pub fn apply(&mut self, mutation: &Mutation, version: u64) {
         match mutation {
             Mutation::Set(key, value) => self.put(key, Own::Independent(Some(value.clone()))),
@@ -167,7 +167,7 @@ impl Overlay {
         self.unreadable.remove(range);
     }
 
-    /// Forgets the writes to single keys of `range`.
+    /// Forgets the writes to single keys in `range`.
     fn forget(&mut self, range: &KeyRange) {
         let gone: Vec<_> = self.keys.range::<[u8], _>(bounds(range)).map(|(key, _)| key.clone()).collect();
         for key in gone {
@@ -186,7 +186,7 @@ impl Overlay {
         }
     }
 
-    /// The keys of `range` with writes of their own, in order.
+    /// The keys in `range` that were written one by one, in order.
     pub fn keys(&self, range: &KeyRange) -> std::collections::btree_map::Range<'_, Bytes, Own> {
         self.keys.range::<[u8], _>(bounds(range))
     }
@@ -196,7 +196,7 @@ impl Overlay {
         self.cleared.containing(key)
     }
 
-    /// Whether a read of all of `range` would meet a pending versionstamped key.
+    /// Whether a read of all of `range` would run into a pending versionstamped key.
     pub fn has_unreadable(&self, range: &KeyRange) -> bool {
         self.unreadable.intersecting(range).next().is_some()
     }
@@ -225,7 +225,7 @@ impl Overlay {
     }
 }
 
-/// The range in which a versionstamped key can be: from the first stamp of `version` to the greatest.
+/// The range in which a versionstamped key can be: from the first stamp of `version` to the greatest stamp.
 fn stamped_key_range(key: &[u8], version: u64) -> KeyRange {
     let begin = atomic::stamped(key, Versionstamp::new(version, 0));
     let last = atomic::stamped(key, Versionstamp([0xff; 10]));
@@ -236,21 +236,21 @@ fn stamped_key_range(key: &[u8], version: u64) -> KeyRange {
 struct Collector<'a> {
     read: &'a RangeRead,
     rows: Vec<Row>,
-    /// The keys and values of further rows, one behind the other: rows of a block cost no allocation of their own.
+    /// The keys and values of further rows, packed one after another, so that no row needs an allocation of its own.
     block: Vec<u8>,
-    /// The lengths of their keys and values.
+    /// The lengths of the keys and values in the block.
     lens: Vec<(usize, usize)>,
-    /// The bytes of all keys and values.
+    /// The total bytes of all keys and values.
     len: usize,
     /// Whether a limit has ended the page.
     more: bool,
 }
 
-/// A block of this many bytes gets no more rows. A caller that keeps one row of a page keeps its whole block.
+/// The maximum number of bytes in a block with several rows. A caller that keeps one row of a page keeps its whole block.
 const BLOCK_LEN: usize = 8_192;
 
 impl Collector<'_> {
-    /// Adds a row; false if it was the last one that fits.
+    /// Adds a row. Returns false if no further row fits.
     fn push(&mut self, key: &[u8], value: &[u8]) -> bool {
         if self.block.len() + key.len() + value.len() > BLOCK_LEN {
             self.end_block();
@@ -264,7 +264,7 @@ impl Collector<'_> {
         !self.more
     }
 
-    /// Makes rows of the block.
+    /// Turns the block into rows.
     fn end_block(&mut self) {
         let mut block = Bytes::from(std::mem::take(&mut self.block));
         let rows = self.lens.drain(..).map(|(key, value)| (block.split_to(key), block.split_to(value)));
@@ -277,7 +277,7 @@ impl Collector<'_> {
     }
 }
 
-/// The rows of `read` in `root`, under the transaction's own writes. `read` must not be empty.
+/// The rows of `read` in `root`, with the transaction's own writes on top. `read` must not be empty.
 pub(super) fn page(root: &Rows, overlay: Option<&Overlay>, read: &RangeRead) -> Result<Page, StoreError> {
     let mut collector =
         Collector { read, rows: Vec::new(), block: Vec::new(), lens: Vec::new(), len: 0, more: false };
@@ -315,7 +315,7 @@ fn merged(root: &Rows, overlay: &Overlay, collector: &mut Collector<'_>) -> Resu
     let own = overlay.keys(&read.range);
     let own: Box<dyn Iterator<Item = _>> = if read.reverse { Box::new(own.rev()) } else { Box::new(own) };
     let mut own: OwnKeys<'_> = own.peekable();
-    // The part that is not read yet.
+    // The part that has not been read yet.
     let mut rest = read.range.clone();
     loop {
         let next = match (stored.peek(), own.peek()) {
@@ -330,7 +330,7 @@ fn merged(root: &Rows, overlay: &Overlay, collector: &mut Collector<'_>) -> Resu
         if own_state.is_none()
             && let Some(cleared) = overlay.cleared(next)
         {
-            // Go on behind the cleared range, rather than row by row through it.
+            // Continue after the cleared range instead of going through it row by row.
             let beyond = if read.reverse {
                 KeyRange { begin: read.range.begin.clone(), end: cleared.begin }
             } else {

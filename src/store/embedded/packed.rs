@@ -1,35 +1,35 @@
 //! [`Packed`]: a few rows in one block of memory, sorted by key.
 //!
-//! The rows of a tree's node are looked up, changed and copied together. In one block they are a few lines of the
-//! processor's cache, and a copy of them copies bytes and counts no references. A search compares what all keys begin
-//! with once, and then numbers that lie side by side; it meets the bytes of few keys.
+//! The rows of a tree node are looked up, changed and copied together. In one block they take a few lines of the processor's cache, and
+//! copying them copies bytes and counts no references. A search compares the common prefix of all keys once, and then numbers that lie side
+//! by side; it reads the bytes of only a few keys.
 
 use std::{cmp::Ordering, ops::Range};
 
-/// The place of a row in the block: its key, and its value behind the key.
+/// The place of a row in the block: its key, followed by its value.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
-    /// The first bytes of the key behind those that all keys begin with.
+    /// The first bytes of the key after the prefix that all keys share.
     head: u64,
     at: u32,
     key_len: u32,
     value_len: u32,
 }
 
-/// Rows by key.
+/// Rows, sorted by key.
 #[derive(Debug, Default)]
 pub(super) struct Packed {
     /// The places of the rows, in the order of the keys.
     slots: Vec<Slot>,
-    /// The keys and values, in any order. There may be bytes in between that no row uses any more.
+    /// The keys and values, in any order. There may be bytes in between that rows no longer use.
     bytes: Vec<u8>,
-    /// The bytes that rows use.
+    /// How many of the bytes are in use.
     used: usize,
-    /// The number of bytes with which all keys begin. After rows were removed, the keys may share more.
+    /// The length of a prefix that all keys share. After rows were removed, the keys may share a longer one.
     common: usize,
 }
 
-/// Least room that is made for further rows, in rows and in bytes.
+/// The least room that is made for further rows, as a number of rows and a number of bytes.
 const SLOTS_MORE: usize = 8;
 const BYTES_MORE: usize = 256;
 
@@ -66,7 +66,7 @@ impl Packed {
         &self.bytes[at as usize..][..key_len as usize]
     }
 
-    /// How many bytes all keys begin with.
+    /// The length of the prefix that all keys are known to share.
     pub fn common_len(&self) -> usize {
         self.common
     }
@@ -153,12 +153,12 @@ impl Packed {
         part
     }
 
-    /// Adds all rows of `other`, whose keys are greater.
+    /// Adds all rows of `other`, whose keys must be greater.
     pub fn append_all(&mut self, other: &Self) {
         self.extend(other, 0..other.len());
     }
 
-    /// Adds the rows of `other` at `indices`; their keys are greater.
+    /// Adds the rows of `other` at `indices`, whose keys must be greater.
     fn extend(&mut self, other: &Self, indices: Range<usize>) {
         if indices.is_empty() {
             return;
@@ -172,7 +172,7 @@ impl Packed {
         }
     }
 
-    /// Notes that all keys begin with the same `common` bytes.
+    /// Sets the length of the prefix that all keys share to `common`.
     fn begin_alike(&mut self, common: usize) {
         if self.common == common {
             return;
@@ -183,7 +183,7 @@ impl Packed {
         }
     }
 
-    /// Puts a row behind the others of the block.
+    /// Appends a row to the block.
     fn append(&mut self, key: &[u8], value: &[u8]) -> Slot {
         let at = offset(self.bytes.len());
         self.bytes.extend_from_slice(key);
@@ -193,7 +193,7 @@ impl Packed {
         Slot { head, at, key_len: offset(key.len()), value_len: offset(value.len()) }
     }
 
-    /// Makes room for further rows; little more than they need, since most nodes never grow again.
+    /// Makes room for further rows, but little more than they need, because most nodes never grow again.
     fn make_room(&mut self, rows: usize, bytes: usize) {
         if self.slots.capacity() - self.slots.len() < rows {
             self.slots.reserve_exact(rows.max(SLOTS_MORE));
@@ -203,7 +203,7 @@ impl Packed {
         }
     }
 
-    /// The index that divides the bytes most evenly, with a row on each side.
+    /// The index that divides the bytes most evenly, with at least one row on each side.
     pub fn middle(&self) -> usize {
         let mut before = 0;
         let half = |slot: &Slot| {
@@ -215,24 +215,24 @@ impl Packed {
 }
 
 impl Slot {
-    /// The bytes of key and value.
+    /// The bytes of the key and the value.
     fn len(&self) -> usize {
         self.key_len as usize + self.value_len as usize
     }
 }
 
-/// A place or a length in the block.
+/// Converts a place or a length in the block.
 fn offset(bytes: usize) -> u32 {
     u32::try_from(bytes).expect("keys and values have limits far below")
 }
 
-/// How many bytes the keys have in common at their beginning.
+/// The length of the longest common prefix of two keys.
 pub(super) fn common_len(a: &[u8], b: &[u8]) -> usize {
     let words = a.chunks_exact(8).zip(b.chunks_exact(8)).take_while(|(a, b)| a == b).count() * 8;
     words + a[words..].iter().zip(&b[words..]).take_while(|(a, b)| a == b).count()
 }
 
-/// The first bytes of a key as a number with the same order, padded with zeros.
+/// The first bytes of a key, padded with zeros, as a number that sorts as they do.
 fn leading(key: &[u8]) -> u64 {
     if let Some(word) = key.first_chunk() {
         return u64::from_be_bytes(*word);
@@ -246,7 +246,7 @@ fn leading(key: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Regression: a shorter value was written into the room of the longer one, which stayed forever.
+    /// Regression: a shorter value was written into the room of a longer one, and the rest of that room was never freed.
     #[test]
     fn a_shorter_value_gives_the_memory_of_the_longer_one_back() {
         let mut rows = Packed::default();

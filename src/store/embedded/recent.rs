@@ -1,10 +1,10 @@
 //! [`Recent`]: the groups that were committed within the lifetime of a transaction.
 //!
-//! The resolver asks one question of it: was this key or range written after that version? And readers of an earlier
-//! version ask what the groups since have replaced. What groups have written is in *blocks* of a few thousand writes, in the
-//! order of the versions. The last block is open: a commit adds its writes at the end, and a young transaction, as most
-//! are, is compared with the last few of them one by one. A block that is full is sorted once, for older transactions:
-//! at once if any transaction was compared while it was open, or else for the first that has many reads. It is dropped as a whole.
+//! The resolver asks one question: was this key or range written after that version? Readers of an earlier version ask what the later
+//! groups replaced. The writes of the groups are in *blocks* of a few thousand writes, in the order of the versions. The last block is
+//! open: a commit adds its writes at the end, and a young transaction, as most are, is compared with the last few of them one by one. A
+//! full block is sorted once, for older transactions: at once if any transaction was compared with it while it was open, otherwise for the
+//! first one that has many reads. A block is dropped as a whole.
 //!
 //! Cleared ranges and explicit write conflicts are in [`WrittenRanges`](super::conflicts::WrittenRanges).
 
@@ -13,7 +13,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use super::{conflicts::ReadConflict, rows::Rows, undo::Undo};
 use crate::store::TRANSACTION_LIFETIME;
 
-/// The most bytes of writes in a block of several groups. Few in tests, so that they meet full ones.
+/// The maximum number of bytes of writes in a block of several groups. Small in tests, so that blocks become full.
 const BLOCK_LEN_MAX: usize = if cfg!(test) { 2_048 } else { 1 << 17 };
 
 #[derive(Debug)]
@@ -23,15 +23,15 @@ struct Group {
     at: Duration,
     /// When the previous version was last given out.
     given_out_before: Duration,
-    /// Where its writes begin in their block.
+    /// Where the writes of the group begin in their block.
     begin: usize,
 }
 
-/// What some groups have written, one behind the other.
+/// What some groups wrote, one after another.
 #[derive(Debug, Default, Clone)]
 struct Block {
     undo: Undo,
-    /// The versions of its first and its last group.
+    /// The versions of the first and the last group.
     oldest: u64,
     newest: u64,
 }
@@ -44,15 +44,15 @@ pub(super) struct Recent {
     /// Full blocks, oldest first.
     full: VecDeque<Arc<Block>>,
     open: Block,
-    /// Whether a commit was compared with anything since the open block began.
+    /// Whether a commit was compared with any writes since the open block began.
     is_compared: bool,
 }
 
-/// What was replaced since some version.
+/// The values that were replaced since some version.
 pub(super) struct Since {
-    /// The blocks, newest first, each with the place from which on its writes count.
+    /// The blocks, newest first, each with the place where the writes after that version begin.
     blocks: Vec<(Arc<Block>, usize)>,
-    /// When that version was last given out, if there are later ones.
+    /// When that version was last given out, if there are later versions.
     pub given_out: Option<Duration>,
 }
 
@@ -87,7 +87,7 @@ impl Recent {
         undo.clear();
     }
 
-    /// Begins another block.
+    /// Ends the open block, and begins another one.
     fn end_block(&mut self) {
         let mut block = std::mem::take(&mut self.open);
         let is_compared = std::mem::take(&mut self.is_compared);
@@ -102,7 +102,7 @@ impl Recent {
         groups.get(groups.partition_point(|group| group.version <= version))
     }
 
-    /// Where in `block` the writes after `version` begin, of which `first` is the first group.
+    /// Where in `block` the writes after `version` begin. `first` is the first group after `version`.
     fn begin_in(block: &Block, version: u64, first: &Group) -> usize {
         if block.oldest > version { 0 } else { first.begin }
     }
@@ -115,7 +115,7 @@ impl Recent {
             let begin = Self::begin_in(&self.open, version, first);
             self.open.undo.prepare(begin, reads);
         }
-        // These blocks were compared with no transaction while they were open, so they are not sorted yet.
+        // Blocks that no transaction was compared with while they were open are not sorted yet.
         for block in self.full.iter_mut().rev().take_while(|block| block.newest > version) {
             let begin = Self::begin_in(block, version, first);
             if block.undo.is_to_be_sorted(begin, reads) {
@@ -134,12 +134,12 @@ impl Recent {
         })
     }
 
-    /// What was replaced after `version`.
+    /// Returns what was replaced after `version`.
     pub fn since(&self, version: u64) -> Since {
         let Some(first) = Self::first_after(&self.groups, version) else {
             return Since { blocks: Vec::new(), given_out: None };
         };
-        // Commits go on in the open block, so this is a copy of it.
+        // Commits continue to write to the open block, so this is a copy of it.
         let open = (self.open.newest > version).then(|| Arc::new(self.open.clone()));
         let full = self.full.iter().rev().take_while(|block| block.newest > version);
         let blocks = open.into_iter().chain(full.cloned());
@@ -150,8 +150,8 @@ impl Recent {
         Since { blocks: blocks.collect(), given_out: Some(first.given_out_before) }
     }
 
-    /// Drops the groups that no transaction can conflict with or read before at the time `now`. Returns the version of
-    /// the newest of them.
+    /// Drops the groups that at the time `now` are too old for any transaction to conflict with them, or to read a version before them.
+    /// Returns the version of the newest group that was dropped.
     pub fn forget(&mut self, now: Duration) -> Option<u64> {
         let mut forgotten = None;
         while let Some(group) =
@@ -221,8 +221,8 @@ mod tests {
         assert!(recent.full.is_empty() && recent.groups.is_empty() && recent.len() == 0);
     }
 
-    /// Full blocks that no transaction had been compared with were never sorted. So an old transaction with many reads, after many
-    /// blind writes, went through all writes once for each read, and every commit waited for it.
+    /// Regression: full blocks that no transaction had been compared with were never sorted. So an old transaction with many reads, after
+    /// many blind writes, went through all writes once for each read, and every commit waited for it.
     #[test]
     fn a_commit_with_many_reads_finds_its_way_through_what_nobody_was_compared_with() {
         let (mut recent, mut undo) = (Recent::default(), Undo::default());

@@ -1,20 +1,19 @@
 //! [`Rows`]: a persistent ordered map, in which the engine keeps all rows.
 //!
-//! A clone takes constant time and shares everything. A change copies the nodes on its way that are shared, and
-//! changes the others in place. It is a tree (B+): leaves have the rows, branches have separators and children, and
-//! the rows of a node are [`Packed`] into one block.
+//! A clone takes constant time and shares everything. A change copies the shared nodes on its path, and changes the other nodes in place.
+//! The map is a B+ tree: leaves hold the rows, branches hold separators and children, and the rows of a node are [`Packed`] into one block.
 //!
-//! The reason for a tree of our own is what a change costs while somebody reads: the fold of a large store changes a
-//! row here and a row there, each in a leaf of its own, and nearly each leaf is shared with a snapshot. If rows are
-//! allocations with reference counts, the copy of a leaf touches each of them, and none is in the processor's cache.
+//! The store has a tree of its own because of what a change costs while somebody reads: the fold of a large store changes single rows that
+//! are far apart, each in a different leaf, and nearly every leaf is shared with a snapshot. If rows were allocations with reference
+//! counts, the copy of a leaf would touch every one of them, and none would be in the processor's cache.
 //!
 //! # Invariants
 //!
 //! 1. The keys of child `n` of a branch are below separator `n`, and not below separator `n - 1`.
 //! 2. All leaves have the same depth. None is empty, except for the root.
 //! 3. A leaf has at most [`LEAF_ROWS_MAX`] rows, and at most [`leaf_len_max`] bytes unless one of its rows is large.
-//! 4. A node that becomes less than half full is joined with a neighbour, if both together are at most three quarters
-//!    of one: so what is left of many rows takes few nodes.
+//! 4. A node that becomes less than half full is joined with a neighbour if the two together fill at most three quarters of a node, so that
+//!    the remains of many rows take few nodes.
 
 use std::{fmt, mem, sync::Arc};
 
@@ -24,24 +23,24 @@ use smallvec::SmallVec;
 use super::packed::{Packed, common_len};
 use crate::store::KeyRange;
 
-/// The most rows of a leaf.
+/// The maximum number of rows in a leaf.
 const LEAF_ROWS_MAX: usize = 32;
 
-/// The most bytes of keys and values of a leaf with several rows, unless all begin with the same long bytes.
+/// The maximum number of bytes of keys and values in a leaf with several rows, unless its keys share a long prefix.
 const LEAF_LEN_MAX: usize = 2_048;
 
-/// The least bytes of a leaf for each byte with which all its keys begin: the separator behind it repeats them.
+/// A leaf may have this many bytes for each byte of the prefix that its keys share, because the separator after it repeats the prefix.
 const SEPARATED_LEN_MIN: usize = 8;
 
-/// The most children of a branch.
+/// The maximum number of children of a branch.
 const CHILDREN_MAX: usize = 32;
 
-/// The most bytes of a leaf whose keys all begin with the same `common` bytes.
+/// The maximum number of bytes in a leaf whose keys all begin with the same `common` bytes.
 fn leaf_len_max(common: usize) -> usize {
     LEAF_LEN_MAX.max(SEPARATED_LEN_MIN * common)
 }
 
-/// Whether a node of the size `len` is to be joined with a neighbour.
+/// Whether a node of the size `len` should be joined with a neighbour.
 fn is_small(len: usize, max: usize) -> bool {
     len < max / 2
 }
@@ -65,19 +64,19 @@ enum Node {
 
 #[derive(Clone)]
 struct Branch {
-    /// The separators, without values.
+    /// The separators, stored as rows without values.
     separators: Packed,
-    /// One more than separators.
+    /// The children, one more than there are separators.
     children: Vec<Node>,
 }
 
-/// What a change has made of a node.
+/// What a change did to a node.
 enum Changed {
-    /// It has its size, or has grown within it.
+    /// The node kept its size, or grew within its limits.
     Fits,
-    /// It has become smaller, and may be empty.
+    /// The node became smaller, and may be empty.
     Shrunk,
-    /// It was too large: its right half, and the separator before that.
+    /// The node became too large and was split: its right half, and the separator before that half.
     Split { separator: Vec<u8>, right: Node },
 }
 
@@ -93,7 +92,7 @@ impl Rows {
         }
     }
 
-    /// Puts what `change` makes of the value at `key` in its place; `None` is no row.
+    /// Replaces the value at `key` with what `change` returns for it. `None` stands for no row.
     pub fn change<V: AsRef<[u8]>>(&mut self, key: &[u8], change: impl FnOnce(Option<&[u8]>) -> Option<V>) {
         match self.root.change(key, change) {
             Changed::Fits => {}
@@ -107,7 +106,7 @@ impl Rows {
         }
     }
 
-    /// Removes the rows of `range`, at the cost of its two ends: nodes between them are dropped as they are.
+    /// Removes the rows of `range`. The cost depends only on the two ends of the range: nodes between them are dropped whole.
     pub fn remove_range(&mut self, range: &KeyRange) {
         if !range.is_empty() {
             self.root.remove_range(range);
@@ -115,7 +114,7 @@ impl Rows {
         }
     }
 
-    /// Takes branches with a single child off the top.
+    /// Removes branches with fewer than two children from the top of the tree.
     fn lower(&mut self) {
         while let Node::Branch(branch) = &self.root
             && branch.children.len() < 2
@@ -129,7 +128,7 @@ impl Rows {
         self.seek(&[], None, false)
     }
 
-    /// The rows of `range`, last first if `is_reverse`.
+    /// The rows of `range`, in reverse order if `is_reverse`.
     pub fn range(&self, range: &KeyRange, is_reverse: bool) -> Range<'_> {
         let (from, until) = if is_reverse { (&range.end, &range.begin) } else { (&range.begin, &range.end) };
         self.seek(from, Some(until.clone()), is_reverse)
@@ -219,7 +218,7 @@ impl Node {
         }
     }
 
-    /// [`Rows::remove_range`] below this node.
+    /// Does [`Rows::remove_range`] in the subtree of this node.
     fn remove_range(&mut self, range: &KeyRange) {
         match self {
             Self::Leaf(rows) => {
@@ -276,7 +275,7 @@ impl Node {
         }
     }
 
-    /// Takes in `right`, its neighbour behind `separator`.
+    /// Appends the content of `right`, the neighbour of this node. `separator` is the key between the two.
     fn join(&mut self, separator: &[u8], right: &Self) {
         match (self, right) {
             (Self::Leaf(a), Self::Leaf(b)) => Arc::make_mut(a).append_all(b),
@@ -291,7 +290,7 @@ impl Node {
     }
 }
 
-/// Splits the rows of a leaf, of which the one at `index` is new. If it is the last one, more will come behind it.
+/// Splits a leaf, whose row at `index` was just written. If that row is the last one, more rows will follow it, so only it is split off.
 fn split(rows: &mut Packed, index: usize) -> Changed {
     let last = rows.len() - 1;
     let right = rows.split_off(if index == last { last } else { rows.middle() });
@@ -317,7 +316,7 @@ impl Branch {
         Changed::Split { separator, right: Node::Branch(Arc::new(Self { separators, children })) }
     }
 
-    /// Removes the child at `index` if it is empty. Returns whether it was.
+    /// Removes the child at `index` if it is empty. Returns whether it was empty.
     fn drop_if_empty(&mut self, index: usize) -> bool {
         let is_empty = self.children[index].is_empty();
         if is_empty {
@@ -344,19 +343,20 @@ impl Branch {
     }
 }
 
-/// Rows of a range, in one direction.
+/// Iterates over the rows of a range, in one direction.
 pub(in crate::store) struct Range<'a> {
-    /// The first key of the range if it is read in reverse, or else the one after its last; `None` if all is read.
+    /// Where the iteration ends: at the first key of the range in reverse order, otherwise at the key after its last; `None` if all rows
+    /// are read.
     until: Option<Bytes>,
     is_reverse: bool,
-    /// The branches down to the leaf, each with the index of the child.
+    /// The branches on the path to the leaf, each with the index of the child on that path.
     path: SmallVec<[(&'a Branch, usize); 6]>,
-    /// The leaf, and how many of its rows are before the place of the reading.
+    /// The leaf, and how many of its rows are before the current position.
     leaf: Option<(&'a Packed, usize)>,
 }
 
 impl<'a> Range<'a> {
-    /// The next leaf in the direction, and the place at its nearer end.
+    /// The next leaf in the direction of the iteration, and the position at its nearer end.
     fn turn(&mut self) -> Option<(&'a Packed, usize)> {
         let mut node = loop {
             let (branch, index) = self.path.last_mut()?;
@@ -414,7 +414,7 @@ mod tests {
 
     use super::*;
 
-    /// Checks the invariants below `node`, whose keys are at or after `low` and before `high`. Returns its depth.
+    /// Checks the invariants below `node`, whose keys must be at or after `low` and before `high`. Returns the depth of the node.
     fn check(node: &Node, low: &[u8], high: Option<&[u8]>, is_root: bool) -> usize {
         match node {
             Node::Leaf(rows) => {
@@ -444,7 +444,7 @@ mod tests {
 
     type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-    /// Compares `rows` with what they should be, whole and in both directions within `range`.
+    /// Compares `rows` with `model`: all rows, and those of `range` in both directions.
     fn compare(rows: &Rows, model: &Model, range: &KeyRange) {
         check(&rows.root, &[], None, true);
         assert!(rows.iter().eq(model.iter().map(|(k, v)| (&k[..], &v[..]))));
@@ -460,7 +460,7 @@ mod tests {
         KeyRange::new(&b""[..], &b"\xff"[..])
     }
 
-    /// The key number `n`; some are long, so that leaves are full by their bytes.
+    /// Key number `n`. Some keys are long, so that leaves fill up by bytes instead of by rows.
     fn key(n: u16) -> Vec<u8> {
         let mut key = format!("{:05}", n % 700).into_bytes();
         key.resize(5 + usize::from(n % 7) * usize::from(n % 5) * 9, b'x');
@@ -559,7 +559,7 @@ mod tests {
         check(&rows.root, &[], None, true);
         let separators = separators_len(&rows.root);
         assert!(separators * 3 < keys, "{separators} bytes of separators, {keys} of keys");
-        // Another key ends what they have in common.
+        // A key that begins differently ends the common prefix.
         rows.change(b"a", |_| Some([]));
         assert!((0..1_000).all(|n| rows.get(&key(n)).is_some()) && rows.get(b"a").is_some());
     }

@@ -34,7 +34,7 @@ use crate::{
 /// The overhead of a mutation or conflict range in the size of a transaction.
 const ENTRY_OVERHEAD: usize = 32;
 
-/// The least size limit, in bytes: the client's own limit.
+/// The smallest size limit that can be set, in bytes, as in FoundationDB's client.
 const SIZE_LIMIT_MIN: usize = 32;
 
 /// The end of the key space that layers may use.
@@ -47,48 +47,48 @@ pub(super) struct EmbeddedTransaction {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Phase {
-    /// It can read and write.
+    /// The transaction can read and write.
     #[default]
     Open,
     Committing,
     Cancelled,
 }
 
-/// The changing part of a transaction.
+/// The mutable state of a transaction.
 #[derive(Default)]
 struct State {
     phase: Phase,
-    /// The read version that the caller has set.
+    /// The read version, if the caller set one.
     version: Option<u64>,
-    /// Its snapshot, since its first read.
+    /// The snapshot, taken at the first read.
     snapshot: Option<Snapshot>,
     request: Request,
-    /// The read version at each versionstamped key among the mutations; 0 if there was none yet.
+    /// For each mutation with a versionstamped key, the read version when it was added; 0 if there was none yet.
     stamped_at: Vec<u64>,
-    /// Its own writes by key; built by the first read that needs it.
+    /// The transaction's own writes by key, built by the first read that needs them.
     overlay: Option<Overlay>,
     /// Bytes of keys, values and conflict ranges.
     size: usize,
-    /// The first invalid write; it makes all later operations fail.
+    /// The error for the first invalid write, which makes all later operations fail.
     bad: Option<StoreError>,
-    /// The first failed read; it makes the commit fail.
+    /// The error of the first failed read, which makes the commit fail.
     failed_read: Option<StoreError>,
-    /// Whether it was too old when its snapshot was given back.
+    /// Whether the transaction became too old, so that its snapshot was given back.
     is_expired: bool,
     /// When the transaction was made or reset, on the clock of the engine.
     made: Duration,
-    /// Raised whenever it becomes another transaction.
+    /// Raised whenever the transaction is reset or begins another attempt.
     generation: u64,
     options: Options,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Options {
-    /// Its time limit.
+    /// The time limit of the transaction.
     timeout: Option<Duration>,
-    /// Its size limit in bytes.
+    /// The size limit of the transaction, in bytes.
     size_max: Option<usize>,
-    /// Receives the ranges on which its commit has failed.
+    /// Receives the ranges on which the commit conflicted.
     report: Option<Arc<Mutex<Vec<KeyRange>>>>,
 }
 
@@ -99,12 +99,12 @@ impl EmbeddedTransaction {
         Self { engine, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// The changing part.
+    /// Locks the mutable state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// Runs `read` on the state, after taking its snapshot.
+    /// Takes the snapshot, unless there is one already, and runs `read` on the state.
     fn reading<T>(&self, read: impl FnOnce(&mut State) -> Result<T, StoreError>) -> Result<T> {
         let mut state = self.state();
         state.check_usable(&self.engine)?;
@@ -122,20 +122,20 @@ impl EmbeddedTransaction {
         Ok(result?)
     }
 
-    /// The error of an operation that is refused with `error`, unless the transaction cannot read for another reason.
+    /// Returns the error for an operation that is refused: `error`, or the reason why the transaction cannot be used at all.
     fn refusal(&self, error: StoreError) -> Error {
         self.state().check_usable(&self.engine).err().unwrap_or(error).into()
     }
 }
 
 impl State {
-    /// Fails if the transaction is used up, has an invalid write or is over its time limit.
+    /// Fails if the transaction was cancelled or its commit has begun, if it has an invalid write, or if it is over its time limit.
     fn check_usable(&self, engine: &Engine) -> Result<(), StoreError> {
         self.check_open()?;
         if self.is_timed_out(engine) { Err(StoreError::TRANSACTION_TIMED_OUT) } else { Ok(()) }
     }
 
-    /// Fails if the transaction is used up or has an invalid write.
+    /// Fails if the transaction was cancelled or its commit has begun, or if it has an invalid write.
     fn check_open(&self) -> Result<(), StoreError> {
         match (self.phase, &self.bad) {
             (Phase::Committing, _) => Err(StoreError::USED_DURING_COMMIT),
@@ -145,7 +145,7 @@ impl State {
         }
     }
 
-    /// Whether the time limit is over.
+    /// Whether the time limit has passed.
     fn is_timed_out(&self, engine: &Engine) -> bool {
         self.options.timeout.is_some_and(|timeout| engine.now().saturating_sub(self.made) > timeout)
     }
@@ -176,7 +176,7 @@ impl State {
         Ok(())
     }
 
-    /// It is too old to read or to commit writes: gives back what only that needs. Its writes stay, so that the commit fails.
+    /// Gives back what only reads and commits of writes need, being too old for both. The writes stay, so that the commit fails.
     fn give_back(&mut self) {
         self.is_expired = true;
         self.snapshot = None;
@@ -187,7 +187,7 @@ impl State {
         self.snapshot.as_ref().expect("a read takes the snapshot first")
     }
 
-    /// Its own writes by key, if it has any.
+    /// Returns the transaction's own writes by key, if it has any.
     fn overlay(&mut self) -> Option<&Overlay> {
         if self.overlay.is_none() && !self.request.mutations.is_empty() {
             let mut overlay = Overlay::default();
@@ -205,7 +205,7 @@ impl State {
         self.overlay.as_ref()
     }
 
-    /// The value of `key` over the transaction's own writes.
+    /// Returns the value of `key`, with the transaction's own writes applied.
     fn get(&mut self, key: &[u8], isolation: Isolation) -> Result<Option<Bytes>, StoreError> {
         if key.len() > KEY_LEN_MAX {
             return Ok(None);
@@ -221,14 +221,14 @@ impl State {
         Ok(value)
     }
 
-    /// The value of `key` for a watch.
+    /// Reads the value of `key` for a watch.
     fn see(&mut self, engine: &Engine, key: &[u8]) -> Result<Option<Bytes>, StoreError> {
         self.check_usable(engine)?;
         self.take_snapshot(engine)?;
         self.get(key, Isolation::Serializable)
     }
 
-    /// Adds `read` to the read-conflict set, without the parts that the transaction has written itself.
+    /// Adds `read` to the read-conflict set, except for the parts that the transaction itself has written.
     fn add_read(&mut self, read: ReadConflict) {
         let Some(overlay) = self.overlay() else {
             self.size += ENTRY_OVERHEAD + read_len(&read);
@@ -246,10 +246,10 @@ impl State {
         }
     }
 
-    /// Adds a write, or keeps the reason why it is invalid.
+    /// Adds a write. If the write is invalid, keeps the error for later operations.
     fn mutate(&mut self, mutation: Mutation) {
         if self.phase == Phase::Committing {
-            // The commit has its writes already; all later operations refuse this one.
+            // The commit already has its writes, so this write cannot be added, and makes all later operations fail.
             self.bad.get_or_insert(StoreError::USED_DURING_COMMIT);
             return;
         }
@@ -288,7 +288,7 @@ impl State {
     fn begin_commit(&mut self, engine: &Engine) -> Result<Request, StoreError> {
         self.check_usable(engine)?;
         self.phase = Phase::Committing;
-        // A read version that was set binds a blind write, too, and a declared read needs one for the comparison.
+        // A read version that the caller set applies to a blind write, too, and declared reads need a version to be compared with.
         let needs_version = self.version.is_some() || self.is_expired || !self.request.reads.is_empty();
         let in_time =
             if needs_version && !self.request.is_read_only() { self.take_snapshot(engine) } else { Ok(()) };
@@ -312,7 +312,7 @@ impl State {
 
 impl Holds for Mutex<State> {
     fn give_back(&self) {
-        // One that is being used finds by itself that it is too old.
+        // A transaction that is in use at the moment finds out by itself that it is too old.
         if let Some(mut state) = self.try_lock() {
             state.give_back();
         }
@@ -345,7 +345,7 @@ impl TransactionBackend for EmbeddedTransaction {
 
     fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
         if read.range.is_empty() || read.limit == 0 {
-            // It reads nothing, so it takes no read version.
+            // Such a read returns nothing, so it needs no read version.
             let checked = self.state().check_usable(&self.engine).and_then(|()| check_range(&read.range));
             return checked.map(|()| Page::default()).map_err(Error::Store).into();
         }
@@ -389,7 +389,7 @@ impl TransactionBackend for EmbeddedTransaction {
                 return Err(error.into()).into();
             }
         };
-        // As on a cluster: if its read fails, the watch reports it, and the transaction commits all the same.
+        // As on a cluster, if the read fails, the watch reports the error, and the transaction can still be committed.
         let seen = match state.see(&self.engine, key) {
             Ok(seen) => seen,
             Err(error) => return Ok(Watch::new(async { Err(error.into()) })).into(),
@@ -473,7 +473,7 @@ impl TransactionBackend for EmbeddedTransaction {
             backoff.await;
             let mut state = self.state();
             if state.generation != generation {
-                // It was reset meanwhile: its later reads and writes belong to another transaction.
+                // The transaction was reset meanwhile: its later reads and writes belong to another one.
                 return Ok(());
             }
             if state.phase == Phase::Cancelled {
@@ -489,7 +489,7 @@ impl TransactionBackend for EmbeddedTransaction {
     }
 }
 
-/// The watch in the hands of who waits for it. What the engine holds for it is given back when it is dropped.
+/// The caller's side of a watch. When it is dropped, the engine frees what it holds for the watch.
 struct Armed {
     fired: oneshot::Receiver<Result<(), StoreError>>,
     key: Bytes,
@@ -505,7 +505,7 @@ impl Drop for Armed {
     }
 }
 
-/// The outcome as the seam reports it.
+/// Converts the outcome into the form that the seam reports.
 fn finished(outcome: Outcome) -> Result<Option<Versionstamp>> {
     Ok(outcome?)
 }
@@ -593,7 +593,7 @@ mod tests {
         Arc::new(Engine::memory(Env::system()))
     }
 
-    /// Bug: 60 transactions that nobody used any more held 315 MB, each a version of all rows; fix: what is too old is taken away.
+    /// Bug: 60 transactions that were no longer used held 315 MB, each a version of all rows. Fix: if too old, they lose it.
     #[tokio::test(start_paused = true)]
     async fn a_dead_transaction_holds_no_rows() {
         let engine = memory();
@@ -606,15 +606,15 @@ mod tests {
         assert!(dead.state().snapshot.is_none() && dead.state().request.reads.is_empty());
         let error = dead.get(b"k", Isolation::Snapshot).await.unwrap_err();
         assert_eq!(error.code(), Some(StoreError::TRANSACTION_TOO_OLD.code()));
-        // It has lost its reads, and must not be committed without them.
+        // The transaction has lost its reads, and must not be committed without them.
         dead.mutate(Mutation::Set("k".into(), "v".into()));
         let error = dead.commit().await.unwrap_err();
         assert_eq!(error.code(), Some(StoreError::TRANSACTION_TOO_OLD.code()));
         assert!(other.state().snapshot.is_some());
     }
 
-    /// Bug: 9,000 dropped watches held 864 MB, each the value that it had seen; fix: a watch holds a hash, and gives that back when it is
-    /// dropped.
+    /// Bug: 9,000 dropped watches held 864 MB, because each held the value that it had seen. Fix: a watch holds a hash, and gives even that
+    /// back when it is dropped.
     #[tokio::test]
     async fn a_dropped_watch_holds_nothing() {
         let engine = memory();

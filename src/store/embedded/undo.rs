@@ -1,4 +1,4 @@
-//! [`Undo`]: what commits have written, and what was there before, as bytes.
+//! [`Undo`]: what commits wrote, and what was there before, as bytes.
 //!
 //! It is kept for as long as a transaction lives, so that earlier versions can be read, and so that a commit can find what was written
 //! after the snapshot of its transaction. All bytes are in one block, so a write costs no allocation, and replaced values free their memory
@@ -7,37 +7,37 @@
 use super::{conflicts::ReadConflict, rows::Rows};
 use crate::store::KeyRange;
 
-/// The length of a missing value, and of one that the write has left as it was.
+/// The stored lengths for a missing value, and for a value that the write left as it was.
 const MISSING: u32 = u32::MAX;
 const KEPT: u32 = u32::MAX - 1;
 
-/// How many bytes of replaced rows are copied before the tree is shared. Few in tests, so that they meet it.
+/// How many bytes of replaced rows are copied before the tree is shared. Small in tests, so that they reach it.
 const COPIED_LEN_MAX: usize = if cfg!(test) { 4_096 } else { 1 << 20 };
 
-/// The most rows of a cleared range that are noted one by one.
+/// The maximum number of rows of a cleared range that are noted one by one.
 const CLEARED_NOTED_MAX: usize = 32;
 
-/// The most bytes of notes that the reads of a commit are compared with, times the reads; more are sorted before.
+/// The maximum number of unsorted bytes that a commit is compared with, times its reads; if there are more, they are sorted first.
 const COMPARED_LEN_MAX: usize = if cfg!(test) { 512 } else { 1 << 17 };
 
-/// How many bytes can be compared in the time in which a byte is sorted, roughly.
+/// How many bytes can be compared in the time that sorting one byte takes, roughly.
 const SORTING_COST: usize = 8;
 
-/// The most bytes that are kept for the next group.
+/// The maximum number of bytes of memory that are kept for the next group.
 const KEPT_LEN: usize = 65_536;
 
-/// The written keys in the order of the writes, each with its value before.
+/// The written keys in the order of the writes, each with the value that it had before.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Undo {
     bytes: Vec<u8>,
-    /// From where on only keys were noted, and the rows at that moment.
+    /// The place after which only keys were noted, and the rows at that moment.
     shared: Option<(usize, Rows)>,
-    /// Cleared ranges of many rows, each with the rows before.
+    /// Cleared ranges of many rows, each with the rows before the clear.
     cleared: Vec<(KeyRange, Rows)>,
-    /// The places of the notes among the first `sorted_len` bytes, in the order of their keys; of each key the last.
+    /// The places of the notes among the first `sorted_len` bytes, in the order of their keys; only the last note of each key.
     sorted: Vec<usize>,
     sorted_len: usize,
-    /// How many bytes reads were compared with since the notes were sorted.
+    /// How many bytes were compared with reads since the notes were last sorted.
     compared: usize,
 }
 
@@ -47,17 +47,17 @@ impl Undo {
         self.bytes.len()
     }
 
-    /// Whether so much was replaced that it should share the rows.
+    /// Whether so much was replaced that the rows should be shared.
     pub fn is_full(&self) -> bool {
         self.shared.is_none() && self.bytes.len() > COPIED_LEN_MAX
     }
 
-    /// Whether it has the rows of some moment.
+    /// Whether the undo shares the rows of some moment.
     pub fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
 
-    /// Shares `rows`, the present ones, instead of copying what is replaced from now on.
+    /// Shares `rows`, the current rows, instead of copying what is replaced from now on.
     pub fn share(&mut self, rows: Rows) {
         self.shared = Some((self.bytes.len(), rows));
     }
@@ -80,7 +80,7 @@ impl Undo {
         self.bytes.extend_from_slice(value);
     }
 
-    /// Notes that `range` of `rows`, the present ones, is cleared.
+    /// Notes that `range` of `rows`, the current rows, is cleared.
     pub fn push_cleared(&mut self, range: &KeyRange, rows: &Rows) {
         if rows.range(range, false).nth(CLEARED_NOTED_MAX).is_none() {
             rows.range(range, false).for_each(|(key, value)| self.push(key, Some(value)));
@@ -97,12 +97,12 @@ impl Undo {
         self.notes(0, self.bytes.len()).filter(|note| note.value_len != KEPT).map(|note| note.key)
     }
 
-    /// The ranges of many rows that were cleared, each with the rows before.
+    /// The ranges of many rows that were cleared, each with the rows before the clear.
     pub fn cleared(&self) -> &[(KeyRange, Rows)] {
         &self.cleared
     }
 
-    /// Makes of `rows`, as they were after the writes, those before the writes from the place `begin` on.
+    /// Turns `rows`, as they were after all writes, into the rows before the writes from the place `begin` on.
     pub fn revert(&self, begin: usize, rows: &mut Rows) {
         let end = match &self.shared {
             Some((end, before)) => {
@@ -117,8 +117,8 @@ impl Undo {
         }
     }
 
-    /// Gets ready for a commit that compares `reads` keys and ranges with what was written from the place `begin` on. Sorts if as
-    /// much was compared as sorting takes: a large group with many reads would be sorted again for each of its commits otherwise.
+    /// Gets ready for a commit that compares `reads` keys and ranges with what was written from the place `begin` on. Sorts the notes only
+    /// once as much was compared as sorting costs: otherwise a large group with many reads would be sorted again for each of its commits.
     pub fn prepare(&mut self, begin: usize, reads: usize) {
         self.compared = self.compared.saturating_add(self.unsorted(begin).saturating_mul(reads));
         if self.compared > COMPARED_LEN_MAX.max(self.bytes.len() * SORTING_COST) {
@@ -136,11 +136,11 @@ impl Undo {
         self.unsorted(begin).saturating_mul(reads) > COMPARED_LEN_MAX
     }
 
-    /// Sorts what is not sorted yet.
+    /// Sorts the notes that are not sorted yet.
     pub fn sort(&mut self) {
         let mut sorted = std::mem::take(&mut self.sorted);
         sorted.extend(self.notes(self.sorted_len, self.bytes.len()).map(|note| note.at));
-        // It leaves the notes of a key in their order.
+        // The sort is stable: it leaves the notes of a key in their order.
         sorted.sort_by(|&a, &b| self.key(a).cmp(self.key(b)));
         sorted.dedup_by(|later, last| {
             let is_same = self.key(*later) == self.key(*last);
@@ -160,7 +160,7 @@ impl Undo {
             || self.notes(self.sorted_len.max(begin), self.bytes.len()).any(|note| read.contains(note.key))
     }
 
-    /// [`Undo::has_written`] among what is sorted.
+    /// Does [`Undo::has_written`] among the sorted notes.
     fn has_sorted(&self, read: &ReadConflict, begin: usize) -> bool {
         if begin >= self.sorted_len {
             return false;
@@ -183,7 +183,7 @@ impl Undo {
         self.bytes.extend_from_slice(&other.bytes);
     }
 
-    /// Gets no more notes: takes no more memory than it needs, and sorts them if they are to be `sorted`.
+    /// Ends the notes: frees the memory that they do not need, and sorts them if `sorted` is set.
     pub fn seal(&mut self, sorted: bool) {
         self.cleared = Vec::new();
         self.bytes.shrink_to_fit();
@@ -193,7 +193,7 @@ impl Undo {
         }
     }
 
-    /// Forgets all, and keeps the memory if it is little.
+    /// Forgets everything, but keeps the allocated memory if there is little of it.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.bytes.shrink_to(KEPT_LEN);
@@ -224,7 +224,7 @@ impl Undo {
 
 /// A written key.
 struct Note<'a> {
-    /// Its place in `bytes`.
+    /// The place of the note in `bytes`.
     at: usize,
     key: &'a [u8],
     value_len: u32,

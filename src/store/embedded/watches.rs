@@ -1,4 +1,4 @@
-//! [`Watches`]: waits for changes of keys.
+//! [`Watches`]: the watches that wait for keys to change.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -20,11 +20,11 @@ pub(super) struct Pending {
     pub seen: ValueHash,
     /// Completes the watch.
     pub fire: oneshot::Sender<Result<(), StoreError>>,
-    /// Its slot below the client's limit.
+    /// The slot of this watch within the client's limit.
     pub _place: WatchPermit,
 }
 
-/// A value that was seen, in a few bytes: a watch is a hint, and 10,000 of them may have seen 1 GB.
+/// A hash of the value that a watch saw. It takes few bytes, while the values of 10,000 watches may take 1 GB, and a watch is only a hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ValueHash(Option<u64>);
 
@@ -34,14 +34,14 @@ impl ValueHash {
     }
 }
 
-/// A slot below the client's limit of watches, which is taken until it is dropped.
+/// A slot within the client's limit of watches, taken until it is dropped.
 #[derive(Debug)]
 pub(super) struct WatchPermit {
-    /// Shared by all slots, so that its count is their number.
+    /// Shared by all slots, so that the reference count shows how many are taken.
     _taken: Arc<()>,
 }
 
-/// Fails the watches of a commit that has failed with `error`.
+/// Fails the watches of a commit that failed with `error`.
 pub(super) fn fail(watches: Vec<Pending>, error: &StoreError) {
     for watch in watches {
         // The receiver may be gone.
@@ -65,13 +65,13 @@ impl Watches {
             let _ = watch.fire.send(Ok(()));
             return;
         }
-        // It may have been dropped before its transaction has committed.
+        // The watch may have been dropped before its transaction was committed.
         if !watch.fire.is_closed() {
             self.armed.entry(watch.key.clone()).or_default().push(watch);
         }
     }
 
-    /// A slot for another watch, if the client's limit allows it.
+    /// Returns a slot for another watch, if the client's limit allows it.
     pub fn place(&self) -> Option<WatchPermit> {
         (self.taken() < WATCHES_MAX).then(|| WatchPermit { _taken: Arc::clone(&self.places) })
     }
@@ -80,7 +80,7 @@ impl Watches {
         Arc::strong_count(&self.places) - 1
     }
 
-    /// Fires the watches on `key` that saw another value than `now`.
+    /// Fires the watches on `key` that saw a value other than `now`.
     pub fn key_changed(&mut self, key: &[u8], now: Option<&[u8]>) {
         let Some(waiting) = self.armed.get_mut(key) else {
             return;

@@ -1,8 +1,8 @@
 //! The FoundationDB backend: implements `Backend` with the official client library.
 //!
-//! FoundationDB's semantics are the contract of every backend, so this only translates: codes keep their numbers, the
-//! client's own back-off paces retries, and watches are the client's. Calls on which the C API aborts the process,
-//! such as an inverted range, are refused here with the code of the embedded engine.
+//! FoundationDB's semantics are the contract of every backend, so this backend only translates: codes keep their numbers, the client's own
+//! back-off paces retries, and watches are the client's. Calls on which the C API aborts the process, such as an inverted range, are
+//! refused here with the code of the embedded engine.
 
 mod network;
 mod transaction;
@@ -21,8 +21,8 @@ use crate::base::error::{Error, OpenCause, Result};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FoundationDbOptions {
-    /// The API version of the client library, 630 to 710. A process chooses it once. Default: 710, which every client
-    /// since 7.1 offers.
+    /// The API version of the client library, 630 to 710. A process can choose it only once. Default: 710, which every client since 7.1
+    /// offers.
     pub api_version: i32,
     /// How long opening waits for the cluster to answer. Default: 10 s.
     pub connect_timeout: Duration,
@@ -39,7 +39,7 @@ impl Default for FoundationDbOptions {
 pub(super) struct Fdb(Arc<Client>);
 
 impl Fdb {
-    /// Boots the client's network, if this process has not done so, and connects to the cluster of `cluster_file`.
+    /// Boots the client's network, unless this process has already done so, and connects to the cluster of `cluster_file`.
     pub async fn open(cluster_file: &Path, options: &FoundationDbOptions) -> Result<Self> {
         let fail_for = |cause, reason| Error::Open { path: cluster_file.to_owned(), cause, reason };
         let fail = |reason: String| fail_for(OpenCause::Unusable, reason);
@@ -47,7 +47,7 @@ impl Fdb {
             .map_err(|error| fail_for(OpenCause::from(&error), format!("no cluster file: {error}")))?;
         if !text.contains('@') {
             return Err(fail(
-                "it is no cluster file: it has no line \"description:id@host:port\"".to_owned(),
+                "it is not a cluster file: it has no line \"description:id@host:port\"".to_owned(),
             ));
         }
         network::boot(options.api_version)?;
@@ -71,7 +71,7 @@ impl Fdb {
         Ok(this)
     }
 
-    /// The cluster that the caller has connected to.
+    /// Uses the cluster that the caller has connected to.
     pub fn from_client(client: Arc<Client>) -> Self {
         Self(client)
     }
@@ -91,7 +91,7 @@ impl Backend for Fdb {
     }
 }
 
-/// What an error of the client means to a user who opens a cluster.
+/// Explains an error of the client to a user who opens a cluster.
 fn explain(error: FdbError) -> String {
     format!("{} ({})", error.message(), error.code())
 }
@@ -106,7 +106,7 @@ mod tests {
         for code in 1..5_000 {
             let (ours, theirs) = (StoreError::from_code(code), FdbError::from_code(code));
             assert_eq!(ours.is_retryable(), theirs.is_retryable(), "{theirs}");
-            // The client does not count a commit that may still happen.
+            // The client does not count a commit that may happen later.
             let is_maybe_committed = theirs.is_maybe_committed() || code == 1031;
             assert_eq!(ours.is_maybe_committed(), is_maybe_committed, "{theirs}");
         }
@@ -121,6 +121,6 @@ mod tests {
         assert!(error.to_string().contains("no cluster file"), "{error}");
         fs::write(&missing, "hello").unwrap();
         let error = Fdb::open(&missing, &options).await.err().unwrap();
-        assert!(error.to_string().contains("it is no cluster file"), "{error}");
+        assert!(error.to_string().contains("it is not a cluster file"), "{error}");
     }
 }

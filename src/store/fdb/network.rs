@@ -11,30 +11,29 @@ use ::foundationdb::{
 
 use crate::base::error::{Error, Result};
 
-/// The API version of this crate: the oldest that it supports, so that one build runs with every client library since
-/// 7.1.
+/// The API version of this crate: the oldest that it supports, so that one build runs with every client library since 7.1.
 pub(super) const API_VERSION: i32 = 710;
 
-/// The oldest API version that the backend can use: since 610 time limits and limits of retries outlast retries,
-/// since 630 conflicting ranges are reported.
+/// The oldest API version that the backend can use: since 610 the limits on time and retries outlast a retry, and since 630 conflicting
+/// ranges are reported.
 const API_VERSION_MIN: i32 = 630;
 
 enum Network {
-    /// Not yet.
+    /// The network has not been booted yet.
     Down,
-    /// With this API version, until the guard is dropped.
+    /// The network runs with this API version, until the guard is dropped.
     Up {
         api_version: i32,
         /// Stops the network thread when it is dropped.
         _guard: NetworkAutoStop,
     },
-    /// The process exits, or booting has failed; the client library allows no second try.
+    /// The network was stopped, or booting failed; the client library allows no second try.
     Over,
 }
 
 static NETWORK: Mutex<Network> = Mutex::new(Network::Down);
 
-/// Boots the network with `api_version`, unless it runs already.
+/// Boots the network with `api_version`, unless it is already running.
 ///
 /// Fails with [`Error::Invalid`] if the client library does not offer the version, if another one was chosen before, or if
 /// something else has booted the network.
@@ -45,7 +44,7 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
         Network::Up { api_version: chosen, .. } => {
             return Err(Error::invalid(
                 "API version",
-                format!("{api_version} was asked for, but this process has chosen {chosen} before"),
+                format!("{api_version} was asked for, but this process chose {chosen} before"),
             ));
         }
         Network::Over => {
@@ -54,18 +53,17 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
         Network::Down => {}
     }
     let offered = get_max_api_version();
-    // The client must not see an invalid version: it would not let another be chosen.
+    // The client must not see an invalid version, because after that it would accept no other.
     if !(API_VERSION_MIN..=API_VERSION.min(offered)).contains(&api_version) {
         return Err(Error::invalid(
             "API version",
             format!(
-                "{api_version} is not to be had: this program is built for {API_VERSION_MIN} to {API_VERSION}, the \
+                "{api_version} is not available: this program is built for {API_VERSION_MIN} to {API_VERSION}, the \
                  client library offers up to {offered}"
             ),
         ));
     }
-    // The client panics if the API version was chosen before; only other users of it in this process can have done
-    // so.
+    // The client panics if the API version was chosen before; only another user of the client in this process can have done that.
     let builder = FdbApiBuilder::default().set_runtime_version(api_version);
     let builder = catch_unwind(AssertUnwindSafe(|| builder.build())).map_err(|_| {
         Error::invalid(
@@ -87,12 +85,11 @@ fn start(builder: NetworkBuilder) -> Result<NetworkAutoStop, FdbError> {
     unsafe { builder.boot() }
 }
 
-/// Stops the network thread and waits for it. Present and later operations on a cluster wait forever, and the
-/// network cannot be booted again.
+/// Stops the network thread and waits for it. Current and later operations on a cluster wait forever, and the network cannot be booted
+/// again.
 ///
-/// Call it last in `main`. A process that exits without it may crash on its way out, because the client library tears
-/// itself down while its thread still runs. An exit handler is too late: by then the library has lost parts of
-/// itself, and stopping crashes.
+/// Call it last in `main`. A process that exits without it may crash on its way out, because the client library tears itself down while its
+/// thread still runs. An exit handler is too late: by then the library has already torn down parts of itself, and stopping crashes.
 pub fn stop() {
     *NETWORK.lock() = Network::Over;
 }

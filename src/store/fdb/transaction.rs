@@ -1,4 +1,4 @@
-//! A transaction of a cluster.
+//! A transaction on a cluster.
 
 use std::{
     sync::Arc,
@@ -32,25 +32,25 @@ use crate::{
 const KEYS_END: &[u8] = b"\xff";
 
 pub(super) struct FdbTransaction {
-    /// The connection, for the next transaction after one that was lost in its commit.
+    /// The connection, to begin a new transaction after one that was lost in its commit.
     client: Arc<Client>,
     state: Mutex<State>,
 }
 
-/// The changing part of a transaction.
+/// The mutable state of a transaction.
 struct State {
     /// The client's transaction.
     slot: Slot,
-    /// Whether it writes anything, so that it will have a versionstamp.
+    /// Whether the transaction writes anything, so that it will have a versionstamp.
     writes: bool,
-    /// The first invalid operation, which the client library must not see; it makes all later operations fail.
+    /// The error for the first invalid operation, which the client library must not see. It makes all later operations fail.
     bad: Option<StoreError>,
     options: Vec<TransactionOption>,
     /// Raised whenever the transaction is replaced or cancelled, so that operations that began before do not change the new state.
     generation: u64,
-    /// When it was made or reset, from which its time limit counts.
+    /// When the transaction was made or reset. The time limit counts from here.
     made: Instant,
-    /// When the client's transaction was made or reset, from which the client counts.
+    /// When the client's transaction was made or reset. The client's time limit counts from here.
     made_by_client: Instant,
 }
 
@@ -61,7 +61,7 @@ enum Slot {
     /// Its commit is under way, or was dropped.
     Committing,
     Committed(TransactionCommitted),
-    /// Its commit has failed. Shared with readers of the conflicting ranges.
+    /// Its commit failed. Shared with readers of the conflicting ranges.
     Failed(Arc<TransactionCommitError>),
     /// It was cancelled; the client's transaction too, unless it was busy with a commit or a back-off.
     Cancelled(Option<TransactionCancelled>),
@@ -83,7 +83,7 @@ impl State {
         }
     }
 
-    /// The transaction, if it can read and write.
+    /// Returns the client's transaction, if it can read and write.
     fn open(&self) -> Result<&Transaction, StoreError> {
         match (&self.slot, &self.bad) {
             (Slot::Open(_), Some(bad)) => Err(bad.clone()),
@@ -107,15 +107,14 @@ impl State {
         }
     }
 
-    /// Makes it the next attempt of the same transaction, on `slot`, with the options and the time limit of the old
-    /// one.
+    /// Begins the next attempt of the same transaction, on `slot`, with the options and the time limit of the last attempt.
     fn try_again(&mut self, slot: Slot, is_kept_by_client: bool) {
         let now = Instant::now();
         let options = std::mem::take(&mut self.options);
         let made_by_client = if is_kept_by_client { self.made_by_client } else { now };
         *self = Self { generation: self.generation + 1, made: self.made, made_by_client, ..Self::new(slot) };
         for option in options {
-            // The client keeps a time limit, which counts across its attempts, and no other option.
+            // Of the options, the client keeps only the time limit, which counts across its attempts.
             if is_kept_by_client && matches!(option, TransactionOption::Timeout(_)) {
                 self.options.push(option);
             } else {
@@ -124,7 +123,7 @@ impl State {
         }
     }
 
-    /// Whether the time limit is over.
+    /// Whether the time limit has passed.
     fn is_timed_out(&self) -> bool {
         let timeout = self.options.iter().rev().find_map(|option| match option {
             TransactionOption::Timeout(timeout) => Some(*timeout),
@@ -154,12 +153,12 @@ impl FdbTransaction {
         }
     }
 
-    /// The changing part.
+    /// Locks the mutable state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// The answer of an operation that `question` starts on the open transaction.
+    /// Returns the answer to the operation that `question` starts on the open transaction.
     fn ask<T, F>(&self, question: impl FnOnce(&Transaction) -> F) -> Answer<'_, T>
     where
         F: Future<Output = Result<T, FdbError>> + Send + Unpin + 'static,
@@ -203,7 +202,7 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
-        // The client would return some of its own keys there.
+        // From there on the client would return some of its own keys.
         if key >= KEYS_END {
             return self.fail(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
         }
@@ -218,13 +217,12 @@ impl TransactionBackend for FdbTransaction {
             return self.fail(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
         }
         if read.range.is_empty() || read.limit == 0 {
-            // The client takes a limit of zero for none. It checks more than this code does, so it is asked all the
-            // same.
+            // To the client a limit of zero means no limit. The client checks more than this code does, so it is asked nevertheless.
             let place = read.range.begin.clone().max(read.range.end.clone());
             let nothing = KeyRange { begin: place.clone(), end: place };
             return self.part(&RangeRead { limit: 1, range: nothing, ..read.clone() }, isolation);
         }
-        // The client takes a target of zero bytes for none.
+        // To the client a target of zero bytes means no target.
         let (limit, read_len) = (read.limit, read.target_bytes.max(1));
         let mut rest = read.clone().target_bytes(read_len);
         Answer::Waiting(Box::pin(async move {
@@ -251,7 +249,7 @@ impl TransactionBackend for FdbTransaction {
         match &mutation {
             Mutation::Set(key, value) => transaction.set(key, value),
             Mutation::Clear(key) => transaction.clear(key),
-            // The C API takes an inverted range for a bug of the binding, and aborts.
+            // To the C API an inverted range is a bug of the binding, and it aborts the process.
             Mutation::ClearRange(begin, end) if begin > end => {
                 return state.refuse(StoreError::INVERTED_RANGE);
             }
@@ -271,7 +269,7 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn watch(&self, key: &[u8]) -> Answer<'_, Watch> {
-        // The client would report these only through the watch.
+        // The client would report these errors only through the watch.
         let refused = match key {
             _ if key >= KEYS_END => Some(StoreError::KEY_OUTSIDE_LEGAL_RANGE),
             _ if key.len() > KEY_LEN_MAX => Some(StoreError::KEY_TOO_LARGE),
@@ -289,7 +287,7 @@ impl TransactionBackend for FdbTransaction {
                     _ => Error::Store(store_error(error)),
                 }))
             }
-            // The client was not shown what is wrong. It would report it through the watch, too.
+            // The client was not shown the invalid operation. It, too, would report the error through the watch.
             Err(error) if matches!(state.slot, Slot::Open(_)) => Watch::new(async { Err(error.into()) }),
             Err(error) => return Err(error.into()).into(),
         };
@@ -305,7 +303,7 @@ impl TransactionBackend for FdbTransaction {
         let Slot::Open(transaction) = std::mem::replace(&mut state.slot, Slot::Committing) else {
             unreachable!("an open transaction was just seen")
         };
-        // It must be requested before the commit, and is known after it.
+        // The stamp must be requested before the commit, and is known after it.
         let versionstamp = state.writes.then(|| Wakeful(transaction.get_versionstamp()));
         let committed = Wakeful(transaction.commit());
         let generation = state.generation;
@@ -324,7 +322,7 @@ impl TransactionBackend for FdbTransaction {
                     let stamp = <[u8; 10]>::try_from(&stamp[..]).expect("the client's stamps have 10 bytes");
                     Ok(Some(Versionstamp(stamp)))
                 }
-                // Its writes had no effect, such as clearing an empty range.
+                // The writes had no effect: they only cleared an empty range, for example.
                 Err(error) if error.code() == 2021 => Ok(None),
                 Err(error) => Err(Error::Store(store_error(error))),
             }
@@ -343,7 +341,7 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>> {
-        // The client reports them by a read beyond the layers' keys, on the transaction whose commit has failed.
+        // The client reports the ranges through a read beyond the layers' keys, on the transaction whose commit failed.
         let failed = match &self.state().slot {
             Slot::Failed(failed) => Arc::clone(failed),
             _ => return Ok(Vec::new()).into(),
@@ -363,7 +361,7 @@ impl TransactionBackend for FdbTransaction {
         let cancelled = match std::mem::replace(&mut state.slot, Slot::Committing) {
             Slot::Open(transaction) => Some(transaction.cancel()),
             Slot::Cancelled(cancelled) => cancelled,
-            // Its operation under way goes on without it.
+            // An operation that is under way continues without this transaction.
             Slot::Committing | Slot::Committed(_) | Slot::Failed(_) | Slot::Unmade(_) => None,
         };
         let (generation, made) = (state.generation + 1, state.made);
@@ -379,7 +377,7 @@ impl TransactionBackend for FdbTransaction {
             }
             Slot::Committed(committed) => Slot::Open(committed.reset()),
             Slot::Cancelled(Some(cancelled)) => Slot::Open(cancelled.reset()),
-            // Its operation under way goes on without it.
+            // An operation that is under way continues without this transaction.
             Slot::Committing | Slot::Failed(_) | Slot::Cancelled(None) | Slot::Unmade(_) => {
                 unused(&self.client)
             }
@@ -405,8 +403,8 @@ impl TransactionBackend for FdbTransaction {
                     _ if state.is_timed_out() => return Err(StoreError::TRANSACTION_TIMED_OUT.into()),
                     _ => {}
                 }
-                // The client knows the best pause, as the cluster has asked for. But it knows only failures that it
-                // has seen itself, or that of a body: not if the body has committed, or dropped its commit.
+                // The client knows the best pause, because the cluster asks for it. But it can only pace failures that it saw itself, or
+                // those of a body: it cannot if the body committed, or dropped its commit.
                 let paced = match std::mem::replace(&mut state.slot, Slot::Committing) {
                     Slot::Open(transaction) => Some(transaction.on_error(FdbError::from_code(code)).boxed()),
                     Slot::Failed(failed) if failed.code() == code => {
@@ -419,7 +417,7 @@ impl TransactionBackend for FdbTransaction {
             let recovered = match paced {
                 Some(paced) => match Wakeful(paced).await {
                     Ok(transaction) => Some(transaction),
-                    // To the client it is final in this state, although it calls it retryable.
+                    // In this state the client treats the error as final, although it calls the error retryable.
                     Err(last) if last.code() == code => None,
                     Err(last) => return Err(Error::Store(store_error(last))),
                 },
@@ -436,7 +434,7 @@ impl TransactionBackend for FdbTransaction {
             if matches!(state.slot, Slot::Cancelled(_)) {
                 return Err(StoreError::TRANSACTION_CANCELLED.into());
             }
-            // If it was reset meanwhile, it is another transaction already.
+            // If the transaction was reset meanwhile, it is another one already.
             if state.generation == generation {
                 if state.is_timed_out() {
                     return Err(StoreError::TRANSACTION_TIMED_OUT.into());
@@ -449,14 +447,14 @@ impl TransactionBackend for FdbTransaction {
 }
 
 impl FdbTransaction {
-    /// Reads as many rows of `read` as the client returns at once: it may end before the limits.
+    /// Reads as many rows of `read` as the client returns at once, which may be fewer than the limits allow.
     fn part(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
         let option = RangeOption {
             begin: KeySelector::first_greater_or_equal(&read.range.begin[..]),
             end: KeySelector::first_greater_or_equal(&read.range.end[..]),
             limit: Some(read.limit),
             target_bytes: read.target_bytes,
-            // The given limits, and none of the client's own.
+            // Use the given limits, and none of the client's own.
             mode: StreamingMode::Exact,
             reverse: read.reverse,
             ..RangeOption::default()
@@ -491,25 +489,25 @@ fn unused(client: &Client) -> Slot {
     }
 }
 
-/// The client's form of an option, if it has one. The client's transaction was made `later` than ours.
+/// Converts an option into the client's form, if it has one. The client's transaction was made `later` than ours.
 fn client_option(option: &TransactionOption, later: Duration) -> Option<ClientOption> {
     let number = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     Some(match *option {
         TransactionOption::Timeout(timeout) => {
-            // The client takes zero for no limit.
+            // To the client zero means no limit.
             let left = timeout.saturating_sub(later).as_millis().max(1);
             ClientOption::Timeout(i32::try_from(left).unwrap_or(i32::MAX))
         }
         TransactionOption::SizeLimit(size) => ClientOption::SizeLimit(number(size)),
         TransactionOption::Priority(Priority::Batch) => ClientOption::PriorityBatch,
         TransactionOption::Priority(Priority::System) => ClientOption::PrioritySystemImmediate,
-        // A new transaction has this priority.
+        // A new transaction has this priority anyway.
         TransactionOption::Priority(Priority::Default) => return None,
         TransactionOption::ReportConflicts => ClientOption::ReportConflictingKeys,
     })
 }
 
-/// The client's number of an operation.
+/// The client's type for an operation.
 fn mutation_type(op: AtomicOp) -> MutationType {
     match op {
         AtomicOp::Add => MutationType::Add,
@@ -523,7 +521,7 @@ fn mutation_type(op: AtomicOp) -> MutationType {
     }
 }
 
-/// The client's error as an error of the crate.
+/// Converts the client's error into an error of the crate.
 fn store_error(error: FdbError) -> StoreError {
     StoreError::from_code(error.code())
 }

@@ -1,12 +1,11 @@
 //! [`Wakeful`]: a future of the client that wakes its last poller.
 //!
-//! The client's futures check whether their result is there, and then register the waker. If the result comes between
-//! the two, it wakes the waker of the previous poll. Then a task that is polled by one waker and then by another
-//! (moved between tasks, or polled within `join_all`, `select!` and the like) is never woken again. The first poll
-//! has no such gap, because it sets the callback last, which then fires at once.
+//! The client's futures check whether their result is there, and then register the waker. If the result arrives between these two steps, it
+//! wakes the waker of the previous poll. A task that is polled with one waker and then with another (moved between tasks, or polled within
+//! `join_all`, `select!` and the like) is then never woken again. The first poll has no such gap: it sets the callback last, and if the
+//! result is already there, the callback fires at once.
 //!
-//! The remedy is to poll once more after registering: an earlier result is found, and a later one wakes the new
-//! waker.
+//! The remedy is to poll once more after registering: this finds an earlier result, and a later one wakes the new waker.
 
 use std::{
     pin::Pin,
@@ -42,7 +41,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it is woken.
+    /// Counts how many times it is woken.
     #[derive(Default)]
     struct Count(AtomicUsize);
 
@@ -52,7 +51,7 @@ mod tests {
         }
     }
 
-    /// Behaves as the client's future. Its result comes within poll number `comes_in`, after that poll has looked for it and before it
+    /// Behaves like the client's future. The result arrives during poll number `comes_in`, after that poll has checked for it and before it
     /// has registered the waker.
     struct Racing {
         polls: usize,
@@ -82,7 +81,7 @@ mod tests {
         Racing { polls: 0, comes_in, is_there: false, waker: AtomicWaker::new() }
     }
 
-    /// A read that was moved to another task once waited forever, about one in a thousand of those that were moved.
+    /// Regression: about one in a thousand reads that were moved to another task waited forever.
     #[test]
     fn a_result_that_comes_while_another_waker_registers_is_not_lost() {
         let counts = [Arc::new(Count::default()), Arc::new(Count::default())];

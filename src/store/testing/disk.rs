@@ -1,4 +1,4 @@
-//! A store on a disk of a test's own: [`open_on`].
+//! A store on a disk that a test provides: [`open_on`].
 //!
 //! A test implements [`Files`] and [`File`], and decides what each operation of the store does to its disk.
 
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// A store on a test's disk, as long as it is open.
+/// An open store on the disk of a test.
 pub struct DiskStore {
     /// The store.
     pub database: Store,
@@ -21,13 +21,13 @@ pub struct DiskStore {
 }
 
 impl DiskStore {
-    /// The version of the newest recovered commit of the opening that had used `version`; `None` if the folder remembers no such
+    /// The version of the newest commit that was recovered from the opening that used `version`; `None` if the folder remembers no such
     /// opening.
     pub fn recovered(&self, version: u64) -> Option<u64> {
         self.engine.history().end_of(version)
     }
 
-    /// Closes a folder without threads in order. No commit succeeds afterwards.
+    /// Cleanly closes a folder that has no threads. No commit succeeds afterwards.
     pub fn close(&self) {
         self.engine.close();
     }
@@ -42,7 +42,7 @@ impl fmt::Debug for DiskStore {
 /// The path by which errors name the folder.
 const PATH: &str = "simulated";
 
-/// Opens the store in the folder that `files` are, for a process with this `env`.
+/// Opens the store in the folder behind `files`, for a process with this `env`.
 ///
 /// Fails as [`Store::open_dir`] does.
 pub fn open_on(files: Arc<dyn Files>, env: Env, tuning: FolderTuning) -> Result<DiskStore> {
@@ -51,7 +51,7 @@ pub fn open_on(files: Arc<dyn Files>, env: Env, tuning: FolderTuning) -> Result<
     Ok(DiskStore { database: Store::new(backend, env), engine })
 }
 
-/// Looks for damage in the folder that `files` are, as [`Store::check_dir`] does.
+/// Looks for damage in the folder behind `files`, as [`Store::check_dir`] does.
 pub fn check_on(files: &dyn Files) -> Result<FolderReport> {
     Ok(inspect(files, Path::new(PATH))?.report)
 }

@@ -1,4 +1,4 @@
-//! [`Faults`]: a store that fails when the plan of a test tells it to; and [`Gate`], which holds a commit until the test lets it go on.
+//! [`Faults`]: a store that fails when the plan of a test tells it to; and [`Gate`], which holds a commit until the test lets it continue.
 
 use std::{
     collections::VecDeque,
@@ -27,29 +27,29 @@ use crate::{
     store::{Store, Watch},
 };
 
-/// A fault of a commit.
+/// A fault to inject into a commit.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum CommitFault {
-    /// It fails and changes nothing: 1020, 1007, or 1021 of a commit that did not happen.
+    /// The commit fails and changes nothing: 1020, 1007, or 1021 for a commit that did not happen.
     Before(StoreError),
-    /// It happens, and then fails: 1021 of a commit that did happen.
+    /// The commit happens, and then fails: 1021 for a commit that did happen.
     After(StoreError),
-    /// It fails, and happens later, at [`Faults::commit_late`]: 1031.
+    /// The commit fails, but happens later, at [`Faults::commit_late`]: 1031.
     Late(StoreError),
-    /// It waits at the gate, and then happens.
+    /// The commit waits at the gate, and then happens.
     Hold(Gate),
 }
 
-/// A fault of a watch.
+/// A fault to inject into a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WatchFault {
-    /// It is not set: 1032.
+    /// The watch is not set: 1032.
     Refuse(StoreError),
-    /// It never fires.
+    /// The watch never fires.
     Drop,
-    /// It fires at once.
+    /// The watch fires at once.
     Spurious,
 }
 
@@ -63,7 +63,7 @@ pub struct OperationCounts {
     pub reads: u64,
     /// Writes.
     pub mutations: u64,
-    /// Commits, those without writes included.
+    /// Commits, including those without writes.
     pub commits: u64,
     /// Commits with writes.
     pub write_commits: u64,
@@ -95,8 +95,8 @@ type Plan<O, F> = Box<dyn FnMut(&O) -> Option<F> + Send>;
 
 /// A store around another one that fails when the plan of a test tells it to. Clones share the plan.
 ///
-/// Nothing fails until a plan is made. A scripted fault takes precedence over the plan for commits. Plans are called
-/// in the middle of an operation: they must not block, nor make other plans.
+/// Nothing fails until a plan is made. A scripted fault takes precedence over the plan for commits. Plans are called in the middle of an
+/// operation: they must not block, and must not make other plans.
 #[derive(Clone)]
 pub struct Faults {
     database: Store,
@@ -119,17 +119,17 @@ struct Plans {
 
 #[derive(Default)]
 struct Planned {
-    /// For the next commits with writes, one each.
+    /// Faults for the next commits with writes, one each.
     script: VecDeque<CommitFault>,
     commits: Option<Plan<Attempt, CommitFault>>,
     reads: Option<Plan<Operation, StoreError>>,
-    /// How long reads take, by which clock.
+    /// How long each read takes, and on which clock.
     delay: Option<(Env, Duration)>,
     watches: Option<Plan<[u8], WatchFault>>,
 }
 
 impl Faults {
-    /// A store that asks `store`, and fails as it is ordered to.
+    /// Wraps `store` in a store that fails as planned.
     pub fn new(store: &Store) -> Self {
         let plans = Arc::default();
         Self { database: wrap(store, &plans), plans }
@@ -140,27 +140,27 @@ impl Faults {
         self.database.clone()
     }
 
-    /// Injects these faults into the next commits with writes, one each, in this order; after the faults that are scripted already.
+    /// Injects these faults into the next commits with writes, one each, in this order, after the faults that are already scripted.
     pub fn script_commits(&self, faults: impl IntoIterator<Item = CommitFault>) {
         self.plans.plan().script.extend(faults);
     }
 
-    /// Disturbs commits as `plan` decides from the operations of each transaction. It replaces the last plan.
+    /// Disturbs commits as `plan` decides from the operations of each transaction. Replaces the previous plan for commits.
     pub fn plan_commits(&self, plan: impl FnMut(&Attempt) -> Option<CommitFault> + Send + 'static) {
         self.plans.plan().commits = Some(Box::new(plan));
     }
 
-    /// Fails reads as `plan` decides. It replaces the last plan.
+    /// Fails reads as `plan` decides. Replaces the previous plan for reads.
     pub fn plan_reads(&self, plan: impl FnMut(&Operation) -> Option<StoreError> + Send + 'static) {
         self.plans.plan().reads = Some(Box::new(plan));
     }
 
-    /// Makes each read take `time`. Reads that a transaction makes at once take it together.
+    /// Makes each read take `time`. Reads that a transaction makes concurrently are delayed together.
     pub fn delay_reads(&self, time: Duration) {
         self.plans.plan().delay = Some((self.database.env().clone(), time));
     }
 
-    /// Disturbs watches as `plan` decides from their keys. It replaces the last plan.
+    /// Disturbs watches as `plan` decides from their keys. Replaces the previous plan for watches.
     pub fn plan_watches(&self, plan: impl FnMut(&[u8]) -> Option<WatchFault> + Send + 'static) {
         self.plans.plan().watches = Some(Box::new(plan));
     }
@@ -175,7 +175,7 @@ impl Faults {
         self.plans.plan().script.len()
     }
 
-    /// Lets the late commits happen; returns their results.
+    /// Lets the late commits happen, and returns their results.
     pub async fn commit_late(&self) -> Vec<Result<()>> {
         let late = std::mem::take(&mut *self.plans.late.lock());
         let mut results = Vec::with_capacity(late.len());
@@ -213,7 +213,7 @@ impl Plans {
         self.plan.lock()
     }
 
-    /// The fault of the commit of `attempt`, if any.
+    /// Returns the fault for the commit of `attempt`, if any.
     fn commit_fault(&self, attempt: &Attempt) -> Option<CommitFault> {
         let mut plan = self.plan();
         if attempt.writes() {
@@ -298,7 +298,7 @@ impl Interceptor for Plans {
     }
 }
 
-/// Holds commits, so that a test can script how transactions interleave. Clones are the same gate.
+/// Holds commits, so that a test can script how transactions interleave. Clones are handles on the same gate.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -327,7 +327,7 @@ pub struct Gate(watch::Sender<GateState>);
 #[derive(Debug, Clone, Copy, Default)]
 struct GateState {
     reached: usize,
-    /// Whether it lets them through.
+    /// Whether the gate lets commits through.
     is_open: bool,
 }
 
@@ -338,7 +338,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Completes when a commit has reached the gate; at once if one has before.
+    /// Completes when a commit has reached the gate; at once if one already has.
     pub async fn reached(&self) {
         self.until(|state| state.reached > 0).await;
     }
@@ -354,7 +354,7 @@ impl Gate {
         self.until(|state| state.is_open).await;
     }
 
-    /// Completes when `holds` is true.
+    /// Completes when `holds` returns true for the state of the gate.
     async fn until(&self, holds: impl Fn(&GateState) -> bool) {
         self.0.subscribe().wait_for(|state| holds(state)).await.expect("the gate itself keeps the sender");
     }

@@ -33,7 +33,7 @@ pub enum Operation {
     Set {
         /// The key.
         key: Bytes,
-        /// Its new value.
+        /// The new value.
         value: Bytes,
     },
     /// A key was removed.
@@ -70,7 +70,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Whether it reads from the store: a key, a range, a watch or the read version.
+    /// Whether the operation reads from the store: a key, a range, a watch or the read version.
     pub fn is_read(&self) -> bool {
         matches!(self, Self::ReadVersion | Self::Get { .. } | Self::GetRange { .. } | Self::Watch { .. })
     }
@@ -84,7 +84,7 @@ impl Operation {
         }
     }
 
-    /// The bytes of the keys and values that it writes.
+    /// The bytes of the keys and values that the operation writes.
     pub fn written_bytes(&self) -> usize {
         match self {
             Self::Set { key, value } => key.len() + value.len(),
@@ -95,12 +95,12 @@ impl Operation {
         }
     }
 
-    /// Whether it writes to the store.
+    /// Whether the operation writes to the store.
     pub fn is_mutation(&self) -> bool {
         matches!(self, Self::Set { .. } | Self::Clear { .. } | Self::ClearRange { .. } | Self::Atomic { .. })
     }
 
-    /// Whether it can make the transaction conflict with others.
+    /// Whether the operation can make the transaction conflict with others.
     pub fn is_read_conflict(&self) -> bool {
         matches!(
             self,
@@ -131,27 +131,27 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// Its reads.
+    /// The reads of the attempt.
     pub fn reads(&self) -> impl Iterator<Item = &Operation> {
         self.operations.iter().filter(|op| op.is_read())
     }
 
-    /// Its writes.
+    /// The writes of the attempt.
     pub fn mutations(&self) -> impl Iterator<Item = &Operation> {
         self.operations.iter().filter(|op| op.is_mutation())
     }
 
-    /// The operations that can make it conflict with others.
+    /// The operations that can make the attempt conflict with others.
     pub fn read_conflicts(&self) -> impl Iterator<Item = &Operation> {
         self.operations.iter().filter(|op| op.is_read_conflict())
     }
 
-    /// Whether it has anything to commit: a mutation, or a range in its write-conflict set.
+    /// Whether the attempt has anything to commit: a mutation, or a range in its write-conflict set.
     pub fn writes(&self) -> bool {
         self.operations.iter().any(|op| op.is_mutation() || matches!(op, Operation::WriteConflict { .. }))
     }
 
-    /// Whether it applies the atomic operation `op` to any key.
+    /// Whether the attempt applies the atomic operation `op` to any key.
     pub fn applies(&self, op: AtomicOp) -> bool {
         self.operations
             .iter()

@@ -22,13 +22,13 @@ pub struct Trace {
 struct Record(Mutex<BTreeMap<u64, Attempt>>);
 
 impl Trace {
-    /// A store that traces what is asked of `store`.
+    /// Wraps `store` in a store that records the operations on it.
     pub fn new(store: &Store) -> Self {
         let record = Arc::default();
         Self { database: wrap(store, &record), record }
     }
 
-    /// The store that records.
+    /// The store whose operations are recorded.
     pub fn store(&self) -> Store {
         self.database.clone()
     }

@@ -28,7 +28,7 @@ use crate::{
 /// A wrapped transaction, kept alive by the operations on it.
 type Inner = Arc<dyn TransactionBackend>;
 
-/// The error with which an attempt has failed for good, if its interceptor wants it to.
+/// The error with which an attempt fails for good, if its interceptor sets one.
 pub type Failed = Arc<Mutex<Option<StoreError>>>;
 
 /// The result of a commit: the stamp, if there was anything to write.
@@ -36,13 +36,13 @@ pub type Stamp = Result<Option<Versionstamp>>;
 
 /// Stands between a transaction and its store. By default it changes nothing.
 pub trait Interceptor: Send + Sync + 'static {
-    /// An attempt does its first operation.
+    /// Called when an attempt does its first operation.
     fn begins(&self) {}
 
-    /// Attempt number `attempt` does `operation`.
+    /// Called when attempt number `attempt` does `operation`.
     fn sees(&self, _attempt: u64, _operation: &Operation) {}
 
-    /// Completes when the read `operation` may happen. Its error becomes that of the read.
+    /// Returns a future that completes when the read `operation` may happen, and whose error becomes that of the read.
     fn before_read(
         &self,
         _operation: &Operation,
@@ -51,10 +51,10 @@ pub trait Interceptor: Send + Sync + 'static {
         None
     }
 
-    /// The read `operation` has returned `rows` rows, of `bytes` bytes of keys and values.
+    /// Called when the read `operation` has returned `rows` rows, with `bytes` bytes of keys and values.
     fn has_read(&self, _operation: &Operation, _rows: usize, _bytes: usize) {}
 
-    /// Sets a watch on `key` by `set`.
+    /// Sets a watch on `key`, by default with `set`.
     fn watch(
         self: &Arc<Self>,
         _key: &[u8],
@@ -63,7 +63,7 @@ pub trait Interceptor: Send + Sync + 'static {
         set
     }
 
-    /// Decides about a commit.
+    /// Decides what happens to a commit. By default it happens.
     fn commit(self: &Arc<Self>, commit: Commit<'_>) -> BoxFuture<'static, Stamp> {
         commit.happen()
     }
@@ -76,7 +76,7 @@ pub struct Commit<'a> {
     inner: Inner,
     /// The wrapped store.
     store: &'a Arc<dyn Backend>,
-    /// The transaction that the wrapper goes on with.
+    /// The transaction that the wrapper continues with.
     next: &'a mut Inner,
 }
 
@@ -87,8 +87,8 @@ impl Commit<'_> {
         Box::pin(async move { inner.commit().await })
     }
 
-    /// Keeps the wrapped transaction, to commit it later. With `is_detached`, the wrapper goes on with another one, so that its caller
-    /// can begin again before that.
+    /// Keeps the wrapped transaction, to commit it later. With `is_detached`, the wrapper continues with another transaction, so that its
+    /// caller can begin again before that commit.
     pub fn defer(self, is_detached: bool) -> DeferredCommit {
         if is_detached {
             *self.next = Arc::from(self.store.begin());
@@ -97,7 +97,7 @@ impl Commit<'_> {
     }
 }
 
-/// A commit that has still to happen, or never does if it is dropped.
+/// A commit that is still to happen. If it is dropped, it never happens.
 pub struct DeferredCommit(Inner);
 
 impl DeferredCommit {
@@ -111,7 +111,7 @@ impl DeferredCommit {
         self.0.commit().await
     }
 
-    /// The ranges on which the commit has failed, if the option to report them was set.
+    /// The ranges on which the commit conflicted, if the option to report them was set.
     pub async fn conflicting_ranges(&self) -> Result<Vec<KeyRange>> {
         self.0.conflicting_ranges().await
     }
@@ -131,18 +131,18 @@ struct Wrapper<I> {
     attempts: Arc<AtomicU64>,
 }
 
-/// The store of `db` behind `interceptor`.
+/// Wraps `store`, with `interceptor` in between.
 pub(super) fn wrap<I: Interceptor>(store: &Store, interceptor: &Arc<I>) -> Store {
     intercepted(store, store.env().clone(), interceptor)
 }
 
-/// The store of `db` behind `interceptor`, for a process with this `env`.
+/// Wraps `store`, with `interceptor` in between, for a process with this `env`.
 pub fn intercepted<I: Interceptor>(store: &Store, env: Env, interceptor: &Arc<I>) -> Store {
     store.wrapped(env, |inner| Wrapper::new(inner, Arc::clone(interceptor)))
 }
 
 impl<I> Wrapper<I> {
-    /// The store `inner` behind `interceptor`.
+    /// Wraps the store `inner`, with `interceptor` in between.
     fn new(inner: Arc<dyn Backend>, interceptor: Arc<I>) -> Self {
         Self { inner, interceptor, attempts: Arc::default() }
     }
@@ -195,7 +195,7 @@ impl<I: Interceptor> Backend for Wrapper<I> {
 
 /// A transaction around another one.
 struct WrappedTransaction<I> {
-    /// Begins another transaction when the wrapped one goes on alone.
+    /// Begins another transaction when the wrapped one is detached.
     store: Arc<dyn Backend>,
     interceptor: Arc<I>,
     /// The number of the last attempt.
@@ -203,7 +203,7 @@ struct WrappedTransaction<I> {
     state: Mutex<State>,
 }
 
-/// The changing part of a transaction.
+/// The mutable state of a transaction.
 struct State {
     inner: Inner,
     attempt: Attempt,
@@ -212,7 +212,7 @@ struct State {
 }
 
 impl<I: Interceptor> WrappedTransaction<I> {
-    /// The changing part.
+    /// Locks the mutable state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -229,7 +229,7 @@ impl<I: Interceptor> WrappedTransaction<I> {
         state
     }
 
-    /// Records `operation`; returns the wrapped transaction to do it on.
+    /// Records `operation`, and returns the wrapped transaction to do it on.
     fn note(&self, operation: Operation) -> Inner {
         let mut state = self.state();
         if state.attempt.operations.is_empty() {
@@ -240,14 +240,14 @@ impl<I: Interceptor> WrappedTransaction<I> {
         Arc::clone(&state.inner)
     }
 
-    /// Records a read and does it, as the interceptor lets it.
+    /// Records a read, and does it when the interceptor lets it happen.
     fn reading<T: Send + 'static>(
         &self,
         operation: Operation,
         read: impl FnOnce(Inner) -> BoxFuture<'static, Result<T>> + Send + 'static,
         measure: impl FnOnce(&T) -> (usize, usize) + Send + 'static,
     ) -> Answer<'_, T> {
-        // A plan that decides about a read may use the transaction.
+        // The state is not locked here, because a plan that decides about a read may use the transaction.
         let failed = Arc::clone(&self.state().failed);
         let permission = self.interceptor.before_read(&operation, &failed);
         let inner = self.note(operation.clone());

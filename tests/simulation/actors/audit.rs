@@ -1,4 +1,4 @@
-//! The audit: reads the feeds in small pages once everything has come to rest, and has the oracle judge them.
+//! The audit: reads the feeds in small pages once everything is at rest, and has the oracle judge the rows.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use notibus::{
 
 use super::context::ActorContext;
 
-/// How many rows a page has: few, so that there are several pages.
+/// The number of rows in a page: few, so that there are several pages.
 const PAGE_ROWS: usize = 3;
 
-/// Reads the feed of notifications, and has the oracle judge that each database is in it once, in one total order. It reads again after a
-/// fold, because nobody waits for events of a database whose name another one has.
+/// Reads the feed of notifications, and has the oracle judge whether each database is in it once, in one total order. It reads again after
+/// a fold, because nobody waits for the events of a database whose name was taken by another one.
 pub(super) async fn feed(actor: &ActorContext) {
     loop {
         let before = actor.shared.oracle().rows_in_order();
@@ -31,7 +31,7 @@ pub(super) async fn feed(actor: &ActorContext) {
     }
 }
 
-/// Reads the documents of all databases, and has the oracle judge them.
+/// Reads the documents of all databases, and has the oracle judge the rows.
 pub(super) async fn documents(actor: &ActorContext) {
     if actor.shared.plan.documents.is_none() {
         return;
@@ -51,7 +51,7 @@ pub(super) async fn documents(actor: &ActorContext) {
     }
 }
 
-/// The rows of `feed`, each of its pages by a transaction of its own.
+/// Reads all rows of `feed`, each page in its own transaction.
 async fn all_rows<R: FeedRow>(feed: &Feed<R>) -> Result<Vec<Arc<R>>> {
     let (mut cursor, mut rows) = (Cursor::BEGINNING, Vec::new());
     loop {

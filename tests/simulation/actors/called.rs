@@ -1,4 +1,4 @@
-//! Subscribers in tasks of the dispatcher: callbacks that panic now and then and are made again, delivery by delivery and in batches.
+//! Subscribers that run in tasks of the dispatcher: callbacks, for deliveries or batches, that sometimes panic and are made again.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -23,10 +23,10 @@ use crate::{
     witness::Witness,
 };
 
-/// The longest pause before a callback that has panicked is made again.
+/// The longest pause before a callback that panicked is made again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// How long a receiver waits at a barrier: while no notifier lives, nothing is folded.
+/// How long a receiver waits at a barrier. There is a limit because nothing is folded while no notifier is alive.
 const BARRIER_MAX: Duration = Duration::from_secs(2);
 
 /// Starts a callback for `interest`.
@@ -53,7 +53,7 @@ pub(super) fn start(
     Ok(())
 }
 
-/// The barrier that a receiver has passed last, and its handle.
+/// The last barrier that a receiver passed, and the handle of the receiver.
 type Passed = Arc<Mutex<Option<(Arc<CallbackHandle>, Sequence)>>>;
 
 /// The owner of a callback, which keeps its handle.
@@ -67,7 +67,7 @@ struct HandleOwner {
 }
 
 impl HandleOwner {
-    /// Keeps the handle. Now and then it waits at a barrier, or replaces the filter.
+    /// Keeps the handle. Now and then the owner waits at a barrier, or replaces the filter.
     async fn run(mut self) {
         let actor = self.taker.actor.clone();
         let mut rounds = 0_u64;
@@ -86,7 +86,7 @@ impl HandleOwner {
         std::future::pending::<()>().await;
     }
 
-    /// Ends the callback, and begins another one with another filter where that has ended.
+    /// Ends the callback, and starts another one with another filter where the first one ended.
     async fn replace(&mut self) {
         let Taker { actor, id, passed, .. } = &self.taker;
         *passed.lock() = None;
@@ -103,7 +103,7 @@ impl HandleOwner {
         }
     }
 
-    /// Waits at a barrier: behind it, the receiver has everything that was recorded before.
+    /// Waits at a barrier. A receiver that has passed it has everything that was recorded before.
     async fn wait_at_barrier(&self) {
         let (Self { source, handle, .. }, Taker { actor, id, passed, .. }) = (self, &self.taker);
         let recorded = actor.shared.oracle().recorded_so_far();
@@ -126,7 +126,7 @@ impl HandleOwner {
     }
 }
 
-/// Receives through a callback.
+/// Starts a callback that passes its deliveries to `taker`.
 fn call(subscribe: Subscribe, taker: Taker, in_batches: bool) -> Result<Arc<CallbackHandle>> {
     let policy = RestartPolicy::default().pause_min(Duration::from_millis(10)).pause_max(PAUSE_MAX);
     let handle = if in_batches {
@@ -149,20 +149,20 @@ fn call(subscribe: Subscribe, taker: Taker, in_batches: bool) -> Result<Arc<Call
     handle.map(Arc::new)
 }
 
-/// Takes deliveries, and panics now and then after one.
+/// Takes deliveries, and sometimes panics after one.
 #[derive(Clone)]
 struct Taker {
     actor: ActorContext,
     id: SubscriberId,
     passed: Passed,
-    /// The longest time that it takes over a delivery, in milliseconds.
+    /// The longest time that the taker spends on a delivery, in milliseconds.
     slowness_ms: u64,
-    /// Whether it panics now and then.
+    /// Whether the taker panics now and then.
     panics: bool,
 }
 
 impl Taker {
-    /// Takes an item, a whole batch at once.
+    /// Takes an item: a delivery, or a whole batch at once.
     async fn take(&self, item: Vec<Given>) {
         if item.len() > 1 {
             self.actor.shared.witness(Witness::BatchCalledBack);
@@ -170,13 +170,13 @@ impl Taker {
         for given in &item {
             self.receive(given);
         }
-        // If a name comes twice in the batch, its older row would come again after the newer one.
+        // If a name is in the batch twice, a repeated batch would deliver its older row after the newer one, so no panic is allowed.
         let name = |given| if let Given::Row(given) = given { Some(given.row.name.clone()) } else { None };
         let (count, names) = (item.len(), item.into_iter().map(name).collect::<BTreeSet<_>>());
         self.work(names.len() == count).await;
     }
 
-    /// Has the oracle judge what it is given.
+    /// Has the oracle judge what the callback received.
     fn receive(&self, given: &Given) {
         let Self { actor, id, .. } = self;
         actor.note(|| format!("subscriber {id} {}", receiver::show(given)));
@@ -190,14 +190,14 @@ impl Taker {
         }
     }
 
-    /// Takes its time, and panics now and then, if it may.
+    /// Takes its time, and sometimes panics, if it may.
     async fn work(&self, may_panic: bool) {
         let Self { actor, slowness_ms, panics, .. } = self;
         if *slowness_ms > 0 && actor.is_chaos() {
             actor.pause(*slowness_ms).await;
         }
         if *panics && actor.is_chaos() && actor.random(6) == 0 && may_panic {
-            // It unwinds without a message on the terminal.
+            // This unwinds without printing a message to the terminal.
             std::panic::resume_unwind(Box::new(PLANNED_PANIC));
         }
     }

@@ -1,4 +1,4 @@
-//! A catalogue of all databases, which one parallel job after the other brings up to date.
+//! A catalogue of all databases, kept up to date by a series of parallel jobs.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,7 +17,7 @@ use crate::{
     witness::Witness,
 };
 
-/// The newest row of each database, tombstones included: a batch can come again.
+/// The newest row of each database, tombstones included: a batch can be delivered again.
 type Rows = Arc<Mutex<BTreeMap<DbName, Arc<Notification>>>>;
 
 pub(super) struct Catalogue {
@@ -32,7 +32,7 @@ impl Catalogue {
         Self { actor: actor.clone(), rows: Rows::default(), cursor: Cursor::BEGINNING }
     }
 
-    /// Runs one job after the other until the end. The pauses between them are longer than the retention of tombstones in some worlds.
+    /// Runs jobs in sequence until the end. In some worlds the pauses between them are longer than the retention of tombstones.
     pub async fn run(mut self) {
         let pause_ms = [100, 1_000, 4_000][self.actor.random(3) as usize];
         while self.actor.phase() != Phase::End {
@@ -50,7 +50,7 @@ impl Catalogue {
         }
     }
 
-    /// Works on what is new. Returns false if it has expired: the next job begins from nothing.
+    /// Works on what is new. Returns false if the job expired: then the next job starts from nothing.
     async fn update(&mut self) -> Result<bool> {
         let Self { actor, rows, cursor } = self;
         let options = ParallelJobOptions::default().batch_rows_max(1 + actor.random(3) as usize);
@@ -78,7 +78,7 @@ impl Catalogue {
                 Ok(false)
             }
             Err(error) => {
-                // A job from nothing does not tell the next one what was deleted since.
+                // The next job starts from nothing as well, and does not report what was deleted in between.
                 if *cursor == Cursor::BEGINNING {
                     rows.lock().clear();
                 }
@@ -87,7 +87,7 @@ impl Catalogue {
         }
     }
 
-    /// Brings it up to date after everything has come to rest: then it shows exactly the databases that exist.
+    /// Brings the catalogue up to date once everything is at rest: then it shows exactly the databases that exist.
     async fn judge_at_rest(&mut self) {
         let shared = Arc::clone(&self.actor.shared);
         loop {

@@ -20,7 +20,7 @@ pub(super) fn interest(actor: &ActorContext) -> Interest {
         which_databases(actor)
     };
     let mut interest = Interest { kinds: some_kinds(actor), ..Interest::of(which) };
-    // After a replacement of the filter the oracle does not know which design documents were delivered.
+    // Once a filter is replaced, the oracle no longer knows which design documents were delivered.
     if actor.shared.plan.subscribers.replaces {
         return interest;
     }
@@ -37,7 +37,7 @@ pub(super) fn interest(actor: &ActorContext) -> Interest {
     interest
 }
 
-/// What a mirror shows, by random `bits`: all kinds of events, and no predicate.
+/// Chooses, by random `bits`, what a mirror shows: all kinds of events, and no predicate.
 pub(super) fn mirrored(actor: &ActorContext, bits: u64) -> Interest {
     Interest::of(match bits % 3 {
         0 => Which::All,
@@ -46,7 +46,7 @@ pub(super) fn mirrored(actor: &ActorContext, bits: u64) -> Interest {
     })
 }
 
-/// Draws the wanted databases.
+/// Draws which databases are wanted.
 fn which_databases(actor: &ActorContext) -> Which {
     let names = &actor.shared.plan.names;
     match actor.random(8) {
@@ -59,7 +59,7 @@ fn which_databases(actor: &ActorContext) -> Which {
     }
 }
 
-/// Draws the wanted kinds of events: mostly all.
+/// Draws which kinds of events are wanted: mostly all.
 fn some_kinds(actor: &ActorContext) -> Kinds {
     if actor.random(2) == 0 {
         return Kinds::ALL;
@@ -68,7 +68,7 @@ fn some_kinds(actor: &ActorContext) -> Kinds {
     if some.is_empty() { EventKind::DdocUpdated.into() } else { some }
 }
 
-/// Draws the longest time that a receiver takes over a delivery, in milliseconds.
+/// Draws the longest time that a receiver spends on a delivery, in milliseconds.
 pub(super) fn slowness_ms(actor: &ActorContext) -> u64 {
     let choices =
         if actor.shared.plan.subscribers.is_slow { [50, 300, 700, 4_000] } else { [0, 50, 700, 4_000] };

@@ -9,7 +9,7 @@ use crate::{
     shared::{Phase, Shared},
 };
 
-/// How often a process polls whether the phase has changed.
+/// The interval at which a process polls whether the phase has changed.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A process, as its actors see it.
@@ -17,7 +17,7 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) struct ActorContext {
     pub shared: Arc<Shared>,
     pub issuer: Issuer,
-    /// Its handle on the store.
+    /// The process's handle on the store.
     pub store: Store,
     pub bus: Bus,
 }
@@ -27,7 +27,7 @@ impl ActorContext {
         self.shared.phase()
     }
 
-    /// Whether faults still strike, and actors begin new work.
+    /// Whether faults still strike and actors still begin new work.
     pub fn is_chaos(&self) -> bool {
         self.phase() == Phase::Chaos
     }
@@ -39,23 +39,23 @@ impl ActorContext {
         }
     }
 
-    /// Sleeps at most `most_ms` milliseconds.
+    /// Sleeps for at most `most_ms` milliseconds.
     pub async fn pause(&self, most_ms: u64) {
         let pause = Duration::from_millis(1 + self.random(most_ms));
         self.store.env().sleep(pause).await;
     }
 
-    /// 64 random bits. A further choice that takes unused ones of them leaves all later draws as they are.
+    /// Returns 64 random bits. A new choice that uses bits not used so far leaves all later draws unchanged.
     pub fn bits(&self) -> u64 {
         self.store.env().random()
     }
 
-    /// A random number below `end`, which is above 0.
+    /// Returns a random number below `end`, which must be above 0.
     pub fn random(&self, end: u64) -> u64 {
         self.bits() % end
     }
 
-    /// A new instance of a database.
+    /// Returns a new, random instance of a database.
     pub fn instance(&self) -> DbInstance {
         DbInstance((u128::from(self.bits()) << 64 | u128::from(self.bits())).to_be_bytes())
     }

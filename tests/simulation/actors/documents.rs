@@ -21,10 +21,10 @@ use crate::{
     witness::Witness,
 };
 
-/// How often tails poll for new and deleted databases.
+/// The interval at which tails poll for new and deleted databases.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// The documents of the databases of a layer.
+/// The documents in the databases of a layer.
 pub(super) struct Documents {
     actor: ActorContext,
     changes: Changes,
@@ -32,7 +32,7 @@ pub(super) struct Documents {
 }
 
 impl Documents {
-    /// The documents of the layer at `actor`, if its databases have any.
+    /// Returns the documents of the layer at `actor`, if its databases have any.
     pub fn new(actor: &ActorContext, producer: &Producer) -> Option<Self> {
         let plan = actor.shared.plan.documents.clone()?;
         Some(Self { actor: actor.clone(), changes: actor.bus.changes_with(producer.clone()), plan })
@@ -43,9 +43,9 @@ impl Documents {
         self.changes.create(tx, db, &self.plan.options).await
     }
 
-    /// Removes the feed of `db`, which is deleted in `tx`. Sometimes a writer of it is kept, and used afterwards, which must fail.
+    /// Removes the feed of `db`, which is deleted in `tx`. Sometimes a writer of the feed is kept and used afterwards, which must fail.
     pub async fn remove(&self, tx: &Transaction, db: &Db) -> Result<()> {
-        // It cannot be read in the transaction that has created it.
+        // The feed cannot be read in the transaction that created it.
         let kept = match self.actor.random(8) {
             0 => self.changes.writer(tx, db).await.ok(),
             _ => None,
@@ -64,11 +64,11 @@ impl Documents {
     pub async fn edit(&self, tx: &Transaction, db: Db, count: u64) -> Result<Line> {
         let (mut counters, mut ddocs) = (Counters::ZERO, Vec::new());
         let writer = self.changes.writer(tx, &db).await?;
-        // A transaction cannot read what it has recorded.
+        // The ids must be distinct: a transaction cannot read what it has recorded.
         let ids: BTreeSet<_> = (0..count).map(|_| self.draw_id()).collect();
         for id in ids {
             let (previous, doc) = self.next(tx, &db, id).await?;
-            // A document that is recorded twice has one row.
+            // A document that is recorded twice in a transaction has one row.
             let times = if self.actor.random(8) == 0 { 2 } else { 1 };
             for _ in 0..times {
                 let pending = writer.record(&doc, previous)?;
@@ -84,7 +84,7 @@ impl Documents {
         Ok(Line { db, counters, ddocs })
     }
 
-    /// The next edit of the document `id`, and the edit that the bus is given as the previous one.
+    /// Returns the next edit of the document `id`, and the edit that the bus is given as the previous one.
     async fn next(&self, tx: &Transaction, db: &Db, id: DocId) -> Result<(Option<Sequence>, DocSummary)> {
         let stored = tx.get(&app::document(db.instance, &id), Isolation::Serializable).await?;
         let stored = stored.map(|bytes| Document::from_bytes(id.as_str(), &bytes));
@@ -112,7 +112,7 @@ impl Documents {
     }
 }
 
-/// Changes the number of shards of the documents of a database.
+/// Changes the number of shards for the documents of a database.
 pub(super) async fn reshard(actor: &ActorContext) -> Result<()> {
     let db = actor.shared.oracle().some_database(actor.store.env().random());
     let Some(db) = db else { return Ok(()) };
@@ -121,7 +121,7 @@ pub(super) async fn reshard(actor: &ActorContext) -> Result<()> {
     actor.bus.changes().feed(&db).reshard(shards, None).await.map(|_| ())
 }
 
-/// Tails the documents of all databases, until the dispatcher ends.
+/// Tails the documents of all databases until the dispatcher ends.
 pub(super) async fn read(actor: ActorContext, dispatcher: Weak<Dispatcher>) {
     let changes = actor.bus.changes();
     let mut known = BTreeSet::new();
@@ -137,7 +137,7 @@ pub(super) async fn read(actor: ActorContext, dispatcher: Weak<Dispatcher>) {
     }
 }
 
-/// Tails the documents of `db`, until they are gone.
+/// Tails the documents of `db` until its feed is gone.
 async fn tail(actor: ActorContext, changes: Changes, dispatcher: Weak<Dispatcher>, db: Db) {
     let now = if actor.random(2) == 0 { None } else { Some(changes.feed(&db).now().await) };
     let Ok(now) = now.transpose() else { return };

@@ -1,4 +1,4 @@
-//! A follower: reads the feed shard by shard, each to its end, and goes on with the successors.
+//! A follower: reads the feed shard by shard, each shard to its end, and continues with the successors.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -12,10 +12,10 @@ use notibus::{
 use super::context::ActorContext;
 use crate::shared::Phase;
 
-/// How long it waits when there was nothing to read.
+/// How long the follower waits when there was nothing to read.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Follows until the end; begins again after `Expired` and the like.
+/// Follows the feed until the end; starts over after `Expired` and similar errors.
 pub(super) async fn run(actor: ActorContext) {
     while actor.phase() != Phase::End {
         let id = actor.shared.oracle().followed(actor.issuer);
@@ -27,7 +27,7 @@ pub(super) async fn run(actor: ActorContext) {
     }
 }
 
-/// Follows from the very beginning. Fails if it has to begin again.
+/// Follows the feed from the very beginning. Fails if the follower has to start over.
 async fn follow(actor: &ActorContext, id: u64) -> Result<()> {
     let feed = actor.bus.feed();
     let live = feed.topology_at(Cursor::BEGINNING).await?;

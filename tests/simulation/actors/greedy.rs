@@ -1,5 +1,5 @@
-//! A greedy task: it reads on and on without ever waiting, as a busy layer does whose store answers from memory. The heartbeats and
-//! folds of its process must have their turn all the same.
+//! A greedy task: it keeps reading without ever waiting, like a busy layer whose store answers from memory. The heartbeats and folds of its
+//! process must still get their turn.
 
 use notibus::{
     Result,
@@ -9,7 +9,7 @@ use notibus::{
 use super::context::ActorContext;
 use crate::{guarantee::Guarantee, keyspace::BUS_PREFIX, witness::Witness};
 
-/// How many reads follow one another. A store that gives way does so after far fewer.
+/// The number of consecutive reads. A store that yields to other tasks does so after far fewer.
 const READS: usize = 1_000;
 
 /// The longest time between two runs, in milliseconds.
@@ -25,7 +25,7 @@ pub(super) async fn run(actor: ActorContext) {
     }
 }
 
-/// Reads, and judges whether another task of the process has had its turn before the last read.
+/// Reads, and judges whether another task of the process got its turn before the last read.
 async fn read(actor: &ActorContext, tx: &Transaction) -> Result<()> {
     let other = tokio::spawn(async {});
     let key = [BUS_PREFIX, &foundationdb_tuple::pack(&0_u16)].concat();

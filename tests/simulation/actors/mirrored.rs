@@ -1,4 +1,4 @@
-//! A mirror: at each barrier it has to show the databases as they were, and never one that has not existed.
+//! A mirror: at each barrier it must show the databases as they were, and never one that did not exist.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,13 +8,13 @@ use tokio::task::JoinSet;
 use super::{choice, context::ActorContext, receiver::Source};
 use crate::{guarantee::Guarantee, oracle::Interest, witness::Witness};
 
-/// The pause between two barriers, and how long one may take while faults strike.
+/// The pause between two barriers, and the time limit of a barrier while faults strike.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How long the barrier may take after everything has come to rest.
+/// The time limit of a barrier once everything is at rest.
 const REST_MAX: Duration = Duration::from_mins(1);
 
-/// A mirror of a process, and what it mirrors.
+/// A mirror in a process, and what it mirrors.
 #[derive(Clone)]
 pub(super) struct Mirrored {
     actor: ActorContext,
@@ -23,7 +23,7 @@ pub(super) struct Mirrored {
 }
 
 impl Mirrored {
-    /// Starts a mirror, if `bits` say so, and has it judged now and then.
+    /// Starts a mirror if `bits` say so, and has the oracle judge it now and then.
     pub fn start(
         actor: &ActorContext,
         source: &Source,
@@ -41,17 +41,17 @@ impl Mirrored {
         Ok(Some(mirrored))
     }
 
-    /// Judges it again and again.
+    /// Judges the mirror again and again.
     async fn run(self) {
         loop {
             self.actor.store.env().sleep(PAUSE).await;
-            // Without a barrier it may be behind, but has to show what was.
+            // If the barrier was not passed, the mirror may be behind, but must still show only what existed.
             let at = self.reached(PAUSE).await.unwrap_or(Sequence::MIN);
             self.judge(at);
         }
     }
 
-    /// Waits at a barrier for `limit`. Returns the position up to which it shows everything.
+    /// Waits at a barrier for at most `limit`. Returns the position up to which the mirror shows everything.
     async fn reached(&self, limit: Duration) -> Option<Sequence> {
         let Self { actor, mirror, .. } = self;
         let recorded = actor.shared.oracle().recorded_so_far();
@@ -68,7 +68,7 @@ impl Mirrored {
         Some(at)
     }
 
-    /// Judges what it shows now, and whether it shows everything up to `at`.
+    /// Judges what the mirror shows now, and whether that includes everything up to `at`.
     fn judge(&self, at: Sequence) {
         let Self { actor, mirror, interest } = self;
         let Ok(view) = mirror.view() else { return };
@@ -77,7 +77,7 @@ impl Mirrored {
         }
     }
 
-    /// Judges it after everything has come to rest.
+    /// Judges the mirror once everything is at rest.
     pub async fn judge_at_rest(&self) {
         let Self { actor, mirror, .. } = self;
         if self.reached(REST_MAX).await.is_none() {

@@ -1,4 +1,4 @@
-//! The processes of a world: the roles of the bus, and their users.
+//! The processes of a world: the roles of the bus, and the actors that use them.
 
 mod audit;
 mod called;
@@ -32,7 +32,7 @@ use super::{
     witness::Witness,
 };
 
-/// How long a process waits after a failed start, before it tries again.
+/// How long a process waits after a failed start before it tries again.
 const RESTART_PAUSE: Duration = Duration::from_millis(300);
 
 /// The life of a process, from its start until it has shut down.
@@ -45,7 +45,7 @@ pub async fn main(shared: Arc<Shared>, issuer: Issuer, store: Store) {
     }
 }
 
-/// Starts the actors of the process, and shuts them down at the end. Fails if the process could not start.
+/// Starts the actors of the process, and shuts them down at the end. Fails if the process cannot start.
 async fn live(shared: &Arc<Shared>, issuer: Issuer, store: &Store) -> Result<()> {
     let starting = shared.begin();
     let plan = shared.plan.processes[issuer.process];
@@ -64,7 +64,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, store: &Store) -> Result<()>
     if shared.plan.may_read_at_once() {
         busy.spawn(at_work(shared.begin(), greedy::run(actor.clone())));
     }
-    // These end by themselves, after their last check.
+    // These tasks end by themselves, after their last check.
     let mut checked = JoinSet::new();
     if plan.follower {
         tasks.spawn(follower::run(actor.clone()));
@@ -86,14 +86,14 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, store: &Store) -> Result<()>
         drop(starting);
         actor.until_the_end().await;
     }
-    // These end by themselves, and an answer may have taken long.
+    // These tasks end by themselves, but an answer may take long.
     busy.join_all().await;
     checked.join_all().await;
     tasks.shutdown().await;
     Ok(())
 }
 
-/// A reader of a store that stands before its own rows is refused, also one that knows nothing.
+/// Judges whether a store that is older than its own rows refuses every reader, even one that starts from nothing.
 async fn judge_opening(shared: &Shared, bus: &Bus) {
     if !shared.oracle().is_older() {
         return;
@@ -112,13 +112,13 @@ async fn judge_opening(shared: &Shared, bus: &Bus) {
     }
 }
 
-/// Does `work`, which counts as busy.
+/// Does `work`, and counts as busy meanwhile.
 async fn at_work(busy: Busy, work: impl Future<Output = ()>) {
     work.await;
     drop(busy);
 }
 
-/// Judges what has come to rest.
+/// Judges the mirror and the feeds once everything is at rest.
 async fn judge_at_rest(actor: &ActorContext, mirrored: Option<mirrored::Mirrored>) {
     if let Some(mirrored) = mirrored {
         mirrored.judge_at_rest().await;
@@ -129,7 +129,7 @@ async fn judge_at_rest(actor: &ActorContext, mirrored: Option<mirrored::Mirrored
     }
 }
 
-/// Runs the roles of `node` until the end. It is `starting` until all of them run.
+/// Runs the roles of `node` until the end. The process counts as `starting` until all of them run.
 async fn serve(
     actor: &ActorContext,
     plan: ProcessPlan,
@@ -189,7 +189,7 @@ async fn serve(
     Ok(())
 }
 
-/// A role may fail to shut down only while faults strike.
+/// Judges how the roles shut down: a shutdown may fail only while faults strike.
 fn judge_ends(actor: &ActorContext, ends: Vec<(&str, Result<()>)>) {
     for (what, end) in ends {
         match end {

@@ -17,7 +17,7 @@ pub(super) async fn run(actor: ActorContext) {
             actor.note(|| format!("could not operate: {error}"));
         }
     }
-    // Whatever has failed, no consumer stays paused.
+    // No consumer stays paused, whatever failed before.
     for plan in &actor.shared.plan.consumers {
         let Ok(handle) = actor.bus.consumer(&plan.name) else { continue };
         while let Err(error) = handle.resume().await {
@@ -41,7 +41,7 @@ async fn act(actor: &ActorContext) -> Result<()> {
     if !plan.consumers.is_empty() && actor.random(2) == 0 {
         return manage(actor, &plan.consumers[actor.random(plan.consumers.len() as u64) as usize]).await;
     }
-    // Several in a row: who has followed one of them finds the next.
+    // Reshards several times in a row, so that a reader that has followed one reshard finds the next.
     let times = if actor.random(3) == 0 { 3 } else { 1 };
     for _ in 0..times {
         let shards = 1 + actor.random(5) as u32;
@@ -51,7 +51,7 @@ async fn act(actor: &ActorContext) -> Result<()> {
     Ok(())
 }
 
-/// Deletes a consumer, and creates it again, perhaps before the deletion knows whether it has succeeded.
+/// Deletes a consumer, and creates it again, possibly before the deletion knows whether it succeeded.
 async fn churn(actor: &ActorContext, plan: &ConsumerPlan) -> Result<()> {
     let (handle, start) = (actor.bus.consumer(&plan.name)?, draw_start(actor).await?);
     let settings = plan.settings().start(start);
@@ -77,7 +77,7 @@ async fn churn(actor: &ActorContext, plan: &ConsumerPlan) -> Result<()> {
     handle.create(&settings).await.map(drop)
 }
 
-/// Does something with a consumer.
+/// Performs a random operation on a consumer.
 async fn manage(actor: &ActorContext, plan: &ConsumerPlan) -> Result<()> {
     if !plan.is_operated {
         return Ok(());
@@ -111,7 +111,7 @@ async fn manage(actor: &ActorContext, plan: &ConsumerPlan) -> Result<()> {
     }
 }
 
-/// Gives up one of the deferred ids.
+/// Discards one of the deferred ids.
 async fn discard(actor: &ActorContext, handle: &ConsumerHandle) -> Result<()> {
     let deferred = handle.deferred(None, 100).await?;
     let place = actor.random((deferred.len() as u64).max(1)) as usize;
@@ -120,7 +120,7 @@ async fn discard(actor: &ActorContext, handle: &ConsumerHandle) -> Result<()> {
     handle.discard(of.id.as_bytes()).await.map(drop)
 }
 
-/// Draws a position. What an earlier call has committed is known from then on.
+/// Draws a start. The read of the horizon also makes sure that whatever an earlier call committed is known from then on.
 async fn draw_start(actor: &ActorContext) -> Result<Start> {
     let horizon = actor.bus.feed().horizon().await?;
     Ok(match actor.random(3) {

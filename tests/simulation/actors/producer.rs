@@ -1,4 +1,4 @@
-//! A producer: a layer that creates, updates and deletes databases, and records it in the same transactions.
+//! A producer: a layer that creates, updates and deletes databases, and records these events in the same transactions.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use notibus::{
 use super::{context::ActorContext, documents::Documents};
 use crate::app::{self, Line};
 
-/// The most databases of a transaction in a crowded world.
+/// The maximum number of databases in a transaction of a crowded world.
 const BURST_MAX: u64 = 400;
 
-/// A change of a database.
+/// A change to a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DatabaseChange {
     Update(u64),
-    /// A write of a design document, with its id or without.
+    /// A write to a design document, with or without its id.
     Ddoc(Option<u64>),
     Delete,
-    /// So many deletions, each with a new creation.
+    /// This many deletions, each followed by a new creation.
     Recreate(u64),
     Edit(u64),
 }
@@ -55,9 +55,9 @@ pub(super) async fn run(actor: ActorContext) {
 }
 
 struct PlannedChanges {
-    /// The changes, by database, if it exists.
+    /// The change to each database. A database that does not exist is created instead.
     changes: BTreeMap<DbName, DatabaseChange>,
-    /// Whether the events are of instances that are gone, without a check.
+    /// Whether the events belong to instances that are gone, and are recorded without a check.
     is_late: bool,
 }
 
@@ -90,7 +90,7 @@ fn draw(actor: &ActorContext) -> PlannedChanges {
 struct Layer<'a> {
     actor: &'a ActorContext,
     producer: &'a Producer,
-    /// The documents of its databases, if they have any.
+    /// The documents in its databases, if they have any.
     documents: Option<&'a Documents>,
 }
 
@@ -115,7 +115,7 @@ impl Layer<'_> {
         Ok(())
     }
 
-    /// Applies `change` to the database `name`, whose present instance is `present`, or creates it.
+    /// Applies `change` to the database `name`, whose current instance is `present`, or creates the database.
     async fn act(
         &self,
         tx: &Transaction,

@@ -1,6 +1,6 @@
-//! Receivers: the only file of the world that uses the dispatcher.
+//! Receivers: the only file of the simulation that uses the dispatcher.
 //!
-//! It subscribes as an [`Interest`] and [`ReceiverOptions`] say, and turns deliveries into plain values.
+//! They subscribe as an [`Interest`] and [`ReceiverOptions`] say, and turn deliveries into plain values.
 
 use std::{
     sync::{Arc, Weak},
@@ -24,18 +24,18 @@ use crate::oracle::{Given, GivenDdocs, GivenRow, Interest, Start};
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ReceiverOptions {
-    /// Where it begins; `None` for now.
+    /// The position at which the receiver begins; `None` for now.
     pub start: Option<Cursor>,
-    /// Whether it would rather skip rows that it has missed.
+    /// Whether the receiver prefers to skip rows that it missed.
     pub skips: bool,
-    /// The pace of its rounds, if it has any.
+    /// The interval of the receiver's rounds, if it has rounds.
     pub every: Option<Duration>,
 }
 
 /// The dispatchers of a process.
 pub(super) struct Dispatchers {
     pub main: Arc<Dispatcher>,
-    /// Has hardly a ring, and reads nearly all from the store. Subscribers that resume come to either of the two.
+    /// Reads nearly everything from the store, because its ring is tiny. Subscribers that resume use either of the two.
     without_ring: Option<Arc<Dispatcher>>,
 }
 
@@ -59,7 +59,7 @@ impl Dispatchers {
 
     pub async fn shutdown(self, env: &Env) {
         for dispatcher in [Some(self.main), self.without_ring].into_iter().flatten() {
-            // Tasks of feeds that were cut off release it when they end.
+            // Tasks of feeds that were cut off release the dispatcher when they end.
             while Arc::strong_count(&dispatcher) > 1 {
                 env.sleep(POLL_INTERVAL).await;
             }
@@ -78,7 +78,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// The dispatcher to which a subscriber comes that resumes.
+    /// Chooses the dispatcher with which a subscriber resumes.
     pub fn any(&self, actor: &ActorContext) -> &Source {
         self.without_ring.as_ref().filter(|_| actor.random(2) == 0).unwrap_or(&self.main)
     }
@@ -89,28 +89,28 @@ impl Sources {
 pub(super) struct Source(Weak<Dispatcher>);
 
 impl Source {
-    /// The position of the dispatcher's tail; `None` once the dispatcher has ended.
+    /// Returns the position of the dispatcher's tail; `None` once the dispatcher has ended.
     pub fn position(&self) -> Option<Cursor> {
         self.0.upgrade().map(|dispatcher| dispatcher.position().into())
     }
 
-    /// Waits until the tail has published everything that was committed up to `version`, and returns a position; `None` if it never will.
+    /// Waits until the tail has published everything that was committed up to `version`, and returns a position; `None` if it never does.
     pub async fn reached(&self, actor: &ActorContext, version: u64) -> Option<Sequence> {
         let dispatcher = self.0.upgrade()?;
         tokio::select! {
             biased;
             at = dispatcher.wait_until(version) => at.ok(),
-            // The process waits until no other task holds its dispatcher.
+            // The process waits until no other task holds its dispatcher, so this must not wait forever.
             () = actor.until_the_end() => None,
         }
     }
 
-    /// Starts a mirror of what `interest` wants; `None` once the dispatcher has ended.
+    /// Starts a mirror of what `interest` wants; returns `None` once the dispatcher has ended.
     pub fn mirror(&self, interest: &Interest) -> Result<Option<Mirror>> {
         self.0.upgrade().map(|dispatcher| dispatcher.mirror(interest.filter())).transpose()
     }
 
-    /// Subscribes to what `interest` wants; `None` once the dispatcher has ended.
+    /// Subscribes to what `interest` wants; returns `None` once the dispatcher has ended.
     pub fn subscribe(&self, interest: &Interest, terms: &ReceiverOptions) -> Result<Option<Subscribe>> {
         let Some(dispatcher) = self.0.upgrade() else { return Ok(None) };
         let start = terms.start.map_or(notibus::cursor::Start::Now, Into::into);
@@ -128,19 +128,19 @@ impl Source {
     }
 }
 
-/// A stream of deliveries, or of batches of them.
+/// A stream of single deliveries, or of batches.
 pub(super) enum Stream {
     Deliveries(Subscription),
     Batches(BatchSubscription),
 }
 
 impl Stream {
-    /// The stream of `subscribe`, in batches if `in_batches`.
+    /// Makes the stream of `subscribe`, in batches if `in_batches`.
     pub fn new(subscribe: Subscribe, in_batches: bool) -> Self {
         if in_batches { Self::Batches(subscribe.batches()) } else { Self::Deliveries(subscribe.stream()) }
     }
 
-    /// The next deliveries, as plain values; `None` at the end.
+    /// Returns the next deliveries, as plain values; `None` at the end.
     pub async fn next(&mut self) -> Option<Vec<Given>> {
         Some(match self {
             Self::Deliveries(stream) => given(stream.next().await?, given_alone),
@@ -148,7 +148,7 @@ impl Stream {
         })
     }
 
-    /// The cursor of the stream.
+    /// Returns the cursor of the stream.
     pub fn cursor(&mut self) -> Cursor {
         match self {
             Self::Deliveries(stream) => stream.cursor(),
@@ -156,7 +156,7 @@ impl Stream {
         }
     }
 
-    /// Another stream of its kind with another filter, from its cursor.
+    /// Returns another stream of the same kind with another filter, which continues from the cursor of this one.
     pub fn replace(self, filter: Filter) -> Self {
         match self {
             Self::Deliveries(stream) => Self::new(stream.replace(filter), false),
@@ -165,7 +165,7 @@ impl Stream {
     }
 }
 
-/// A delivery as plain values.
+/// Converts a delivery into plain values.
 fn given_row(delivery: DeliveryRef<'_>) -> Given {
     let ddocs = delivery.ddocs().map(|ids| GivenDdocs {
         since: Start::from(delivery.since()),
@@ -188,7 +188,7 @@ pub(super) fn given_batch(batch: &DeliveryBatch) -> Vec<Given> {
     batch.iter().map(given_row).collect()
 }
 
-/// An item as plain values.
+/// Converts an item into plain values.
 pub(super) fn given<T>(item: Item<T>, rows: impl FnOnce(&T) -> Vec<Given>) -> Vec<Given> {
     vec![match item {
         Item::Delivery(delivery) => return rows(&delivery),
@@ -199,7 +199,7 @@ pub(super) fn given<T>(item: Item<T>, rows: impl FnOnce(&T) -> Vec<Given>) -> Ve
     }]
 }
 
-/// A received value, for readers of the trace.
+/// Formats a received value for readers of the trace.
 pub(super) fn show(given: &Given) -> String {
     match given {
         Given::Row(GivenRow { row, news, .. }) => {

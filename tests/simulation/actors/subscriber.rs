@@ -1,4 +1,4 @@
-//! Subscribers of a dispatcher: quick and slow ones, with filters of all sorts, that stop, resume and replace their filters.
+//! Subscribers of a dispatcher: fast and slow ones, with filters of all sorts, that stop, resume and replace their filters.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const MANY: u64 = 200;
 /// The longest absence of a subscriber, in milliseconds.
 const ABSENCE_MAX_MS: u64 = 8_000;
 
-/// Starts some subscribers of the dispatchers of `sources`, and perhaps a mirror.
+/// Starts several subscribers of the dispatchers in `sources`, and perhaps a mirror.
 pub(super) fn start(
     actor: &ActorContext,
     sources: &Sources,
@@ -62,7 +62,7 @@ pub(super) fn start(
     }
 }
 
-/// How a subscriber with these options receives by a stream.
+/// Describes how a subscriber with these options receives through a stream.
 fn manner(terms: &ReceiverOptions) -> Manner {
     Manner { form: "a stream".into(), skips: terms.skips, panics: false }
 }
@@ -76,7 +76,7 @@ fn terms(actor: &ActorContext, source: &Source) -> ReceiverOptions {
         2 if plan.wants_deletions || actor.shared.plan.churns_names => Some(Cursor::BEGINNING),
         _ => None,
     };
-    // A reader can know a position only if the tail has read so far.
+    // A subscriber can know a position only if the tail has read that far.
     let start = start.filter(|start| source.position().is_some_and(|position| *start <= position));
     let paces = if plan.is_slow { [300, 1_000, 3_000] } else { [5, 300, 2_000] };
     let has_rounds = actor.random(if plan.is_slow { 2 } else { 4 }) == 0;
@@ -90,11 +90,11 @@ struct Taker {
     sources: Sources,
     id: SubscriberId,
     interest: Interest,
-    /// The longest time that it takes over a delivery, in milliseconds.
+    /// The longest time that the taker spends on a delivery, in milliseconds.
     slowness_ms: u64,
-    /// Whether all of its rows stay in the ring, and it takes none of them in rounds of its own.
+    /// Whether all rows for the taker stay in the ring, and it takes none of them in rounds of its own.
     has_ring: bool,
-    /// Where it stood when it last let rows wait in the ring, up to where there were any, and the end of the feed then.
+    /// When the taker last let rows wait in the ring: its position, the position up to which there were rows, and the end of the feed.
     waits: Option<[Sequence; 3]>,
 }
 
@@ -107,15 +107,14 @@ impl Taker {
         }
     }
 
-    /// Receives until the dispatcher ends, or until the taker stops and resumes with another stream, which is
-    /// returned.
+    /// Receives until the dispatcher ends, or until the taker stops and resumes with another stream, which is returned.
     async fn take_some(&mut self, mut stream: Stream) -> Option<Stream> {
         let plan = self.actor.shared.plan.subscribers;
         loop {
             let Self { actor, sources, id, interest, has_ring, waits, .. } = self;
             let pause = actor.store.env().sleep(Duration::from_millis(200 + actor.random(1_500)));
             let mut has_expired = false;
-            // Without a delivery it asks for its cursor, so that one with a narrow filter moves on as well.
+            // Without a delivery the taker asks for its cursor, so that the position of a subscriber with a narrow filter advances too.
             let received = tokio::select! {
                 received = stream.next() => Some(received?),
                 () = pause => None,
@@ -148,7 +147,7 @@ impl Taker {
             if plan.replaces && self.actor.is_chaos() && self.actor.random(6) == 0 {
                 stream = self.replace(stream);
             }
-            // One that has just expired is stopped more often, before it has received anything.
+            // A subscriber that has just expired is stopped more often, before it has received anything.
             let often = if has_expired { 2 } else { 6 };
             if plan.restarts && self.actor.is_chaos() && self.actor.random(often) == 0 {
                 let away_ms = if has_expired { 1 } else { self.draw_absence_ms() };
@@ -166,7 +165,7 @@ impl Taker {
         stream.replace(interest.filter())
     }
 
-    /// How long it stays away at most, in milliseconds: sometimes for longer than tombstones are kept.
+    /// Draws the longest absence of the subscriber, in milliseconds: sometimes longer than tombstones are kept.
     fn draw_absence_ms(&self) -> u64 {
         if self.actor.random(4) == 0 { ABSENCE_MAX_MS } else { self.slowness_ms.max(200) }
     }
@@ -186,7 +185,7 @@ impl Taker {
     }
 }
 
-/// Whether a row stands for an older one that waited in the ring then: the older one was the newest of its database.
+/// Whether a row replaces an older one that was waiting in the ring then: the older one was the newest of its database.
 fn is_coalesced(given: &Given, interest: &Interest, [known, tail, end]: [Sequence; 3]) -> bool {
     let Given::Row(GivenRow { row, .. }) = given else { return false };
     let waited = row.previous.is_some_and(|previous| known < previous && previous <= tail);

@@ -1,7 +1,6 @@
-//! Clients over HTTP: of `_db_updates` and of `_changes`, in every form, quick and slow, which are cut off and
-//! resume.
+//! HTTP clients of `_db_updates` and of `_changes`, in every form, fast and slow, whose connections are cut and which resume.
 //!
-//! Router and feeds are those of production; requests come without a socket. The bytes of the protocol are judged by `tests/http`.
+//! Router and feeds are those of production, but requests do not go through a socket. `tests/http` judges the bytes of the protocol.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -36,7 +35,7 @@ use crate::{
 /// The longest time without bytes from a feed with heartbeats, while no fault strikes.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// What comes of a piece of an answer.
+/// The verdict on a piece of an answer.
 type Taken = std::result::Result<(), Broken>;
 
 struct Layer;
@@ -54,14 +53,14 @@ impl Databases for Layer {
     }
 }
 
-/// The routers of a process, and their clients.
+/// The routers of a process, and the clients of the routers.
 pub(super) struct Web {
     api: Api,
     clients: JoinSet<()>,
 }
 
 impl Web {
-    /// Starts the drawn clients.
+    /// Starts the clients that were drawn.
     pub fn start(actor: &ActorContext, dispatcher: &Arc<Dispatcher>, plan: WebPlan) -> Result<Self> {
         let api = Api::start(&actor.bus, dispatcher, ApiOptions::default())?;
         let has_documents = actor.shared.plan.documents.is_some();
@@ -87,12 +86,12 @@ impl Web {
     }
 }
 
-/// The form of a feed.
+/// The form in which a feed is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
     /// One JSON object with all rows (`normal`, `longpoll`).
     Array,
-    /// A JSON object a line (`continuous`).
+    /// One JSON object per line (`continuous`).
     Lines,
     /// Server-sent events (`eventsource`).
     Events,
@@ -102,7 +101,7 @@ enum Format {
 #[derive(Debug)]
 enum Piece {
     Row(Value),
-    /// The position of the feed: in a heartbeat, or at its end.
+    /// The position of the feed: in a heartbeat, or at the end of the feed.
     Seq(String),
 }
 
@@ -117,9 +116,9 @@ struct Claim {
 /// The result of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Answered {
-    /// It has ended, or was cut off.
+    /// The feed ended, or was cut off.
     Over,
-    /// It was refused with this status and body.
+    /// The request was refused with this status and body.
     Refused(u16, String),
 }
 
@@ -131,7 +130,7 @@ struct Client {
 }
 
 impl Client {
-    /// Follows `_db_updates` until the end. After a crash of its process it resumes.
+    /// Follows `_db_updates` until the end. After a crash of its process the client resumes.
     async fn follow_updates(self, number: u32) {
         let actor = &self.actor;
         let kinds = draw_kinds(actor);
@@ -179,7 +178,7 @@ impl Client {
                 shared.witness(Witness::WebClientExpired);
                 shared.oracle().web_expired(shared, id, horizon)
             }
-            // The store could not be reached.
+            // The store was unreachable.
             (503, _) => Ok(()),
             _ => Guarantee::Truthful.fails(format!("it was refused with {status}: {body}")),
         };
@@ -202,7 +201,7 @@ impl Client {
         }
     }
 
-    /// Follows `_changes` of `db` until it is gone.
+    /// Follows `_changes` of `db` until the database is gone.
     async fn follow_changes(self, db: Db) {
         let actor = &self.actor;
         let id = actor.shared.oracle().doc_tailed(actor.issuer, db.instance, Sequence::MIN);
@@ -267,7 +266,7 @@ impl Client {
         Claim { query, form, has_heartbeat }
     }
 
-    /// Requests `target`, and passes the pieces of the answer to `take`.
+    /// Requests `target`, and passes each piece of the answer to `take`.
     async fn ask(&self, target: &str, asked: &Claim, take: impl Fn(&Piece) -> Taken) -> Answered {
         let Self { actor, router, plan } = self;
         actor.note(|| format!("asks for {target}"));
@@ -284,7 +283,7 @@ impl Client {
             let is_cut = plan.cuts && actor.is_chaos() && actor.random(30) == 0;
             let taken = pieces(asked.form, &mut text, false).and_then(|mut pieces| {
                 if is_cut {
-                    // Somewhere in what has come, also between two rows of a database.
+                    // The cut can be anywhere in the pieces received, even between two rows of a database.
                     pieces.truncate(actor.random(pieces.len() as u64 + 1) as usize);
                 }
                 self.take(&pieces, &take)
@@ -319,7 +318,8 @@ impl Client {
         })
     }
 
-    /// The next bytes of the answer to `target`; `None` at its end. One with heartbeats is never silent for long at rest.
+    /// Returns the next bytes of the answer to `target`; `None` at its end. An answer with heartbeats is never silent for long after the
+    /// faults.
     async fn next(&self, body: &mut Body, (target, asked): (&str, &Claim)) -> Option<Bytes> {
         let shared = &self.actor.shared;
         loop {
@@ -327,7 +327,7 @@ impl Client {
             let frame = std::future::poll_fn(|context| std::pin::Pin::new(&mut *body).poll_frame(context));
             tokio::select! {
                 frame = frame => {
-                    // A feed whose store fails is cut off.
+                    // The server cuts off a feed whose store fails.
                     let frame = frame?.ok()?;
                     if let Ok(bytes) = frame.into_data() {
                         return Some(bytes);
@@ -344,7 +344,7 @@ impl Client {
     }
 }
 
-/// Takes the complete pieces out of `text`.
+/// Removes the complete pieces from `text`, and returns them.
 fn pieces(form: Format, text: &mut Vec<u8>, is_end: bool) -> std::result::Result<Vec<Piece>, Broken> {
     let mark: &[u8] = match form {
         Format::Array if !is_end => return Ok(Vec::new()),
@@ -353,7 +353,7 @@ fn pieces(form: Format, text: &mut Vec<u8>, is_end: bool) -> std::result::Result
         Format::Events => b"\n\n",
     };
     if form == Format::Array {
-        // One that is cut off has no end.
+        // An answer that was cut off has no end.
         let Ok(all) = serde_json::from_slice::<Value>(text) else { return Ok(Vec::new()) };
         let (Some(rows), Some(last)) = (all["results"].as_array(), all["last_seq"].as_str()) else {
             return Guarantee::Framed.fails(format!("{all} is no feed"));
@@ -385,8 +385,7 @@ fn pieces(form: Format, text: &mut Vec<u8>, is_end: bool) -> std::result::Result
     Ok(found)
 }
 
-/// Draws the kinds of events that a client wants. One that wants updates also gets those of design documents, as
-/// updates.
+/// Draws the kinds of events that a client wants. A client that wants updates also gets those of design documents, as updates.
 fn draw_kinds(actor: &ActorContext) -> Kinds {
     use EventKind::{Created, DdocUpdated, Deleted, Updated};
     match actor.random(5) {

@@ -1,4 +1,4 @@
-//! Members of consumers, with handlers that work exactly once, or in transactions that are verified, and that fail, hang and panic.
+//! Members of consumers, with handlers that work exactly once or in verified transactions, and that fail, hang and panic.
 
 use std::{future::pending, panic::resume_unwind, sync::Arc, time::Duration};
 
@@ -25,20 +25,20 @@ use crate::{
     witness::{Fault, Witness},
 };
 
-/// The longest pause between two looks at whether the consumer is still there, in milliseconds.
+/// The longest pause between two checks whether the consumer still exists, in milliseconds.
 const CHECK_PAUSE_MAX_MS: u64 = 500;
 
-/// The longest pause of a task that a handler has left, in milliseconds.
+/// The longest pause of a task that a handler leaves behind, in milliseconds.
 const LEFT_MAX_MS: u64 = 3_000;
 
-/// The longest pause of a handler once there are no more faults, in milliseconds: shorter than any stall limit.
+/// The longest pause of a handler once the faults have ended, in milliseconds: shorter than any stall limit.
 const REST_WORK_MAX_MS: u64 = 400;
 
-/// Works for the consumer of `plan` until the end: comes, stays and goes away while faults strike.
+/// Works for the consumer of `plan` until the end. While faults strike, the member comes, stays and leaves.
 pub(super) async fn run(actor: &ActorContext, node: &Node, plan: ConsumerPlan) {
     let plan = Arc::new(plan);
     let away_max_ms = plan.absences.map_or(CHECK_PAUSE_MAX_MS, |absences| absences.away_max_ms);
-    // Who may make a consumer that has to expire is at work until the faults have ended.
+    // A process that may create a consumer that has to expire counts as busy until the faults have ended.
     let mut busy = plan.is_given_up().then(|| actor.shared.begin());
     while actor.phase() != Phase::End {
         if plan.is_given_up() && !actor.is_chaos() {
@@ -55,7 +55,7 @@ pub(super) async fn run(actor: &ActorContext, node: &Node, plan: ConsumerPlan) {
     drop(busy);
 }
 
-/// Becomes a member; `None` if there is nothing to follow.
+/// Becomes a member; returns `None` if there is nothing to follow.
 async fn join(actor: &ActorContext, node: &Node, plan: &Arc<ConsumerPlan>) -> Result<Option<Consumer>> {
     let builder = node.consumer(&plan.name)?;
     let Some(name) = &plan.documents else {
@@ -94,7 +94,7 @@ async fn start<R: Worked>(
     builder.run(move |work| worker.clone().work(work)).await
 }
 
-/// Stays for a while, or until the end, as long as the consumer is there.
+/// Stays a member for a while, or until the end, as long as the consumer exists.
 async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
     let env = actor.store.env();
     let until = env.now() + Duration::from_millis(1 + actor.random(plan.stay_max_ms));
@@ -133,7 +133,7 @@ async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
     }
 }
 
-/// Whether the consumer is there, as far as one can know. Judges the answer, if nothing changes meanwhile.
+/// Whether the consumer exists, as far as one can know. Judges the answer unless something changes meanwhile.
 async fn is_there(actor: &ActorContext, handle: &ConsumerHandle) -> bool {
     let name = handle.name().to_string();
     let before = actor.shared.oracle().existence(&name);
@@ -155,7 +155,7 @@ struct Worker {
     plan: Arc<ConsumerPlan>,
 }
 
-/// What checks the transactions of a run.
+/// The guard that checks the transactions of a run.
 #[derive(Clone)]
 enum Check<R> {
     Work(Work<R>),
@@ -178,9 +178,9 @@ impl<R> Check<R> {
     }
 }
 
-/// A row on which handlers work.
+/// A row that handlers work on.
 trait Worked: ConsumedRow {
-    /// What a handler is shown of it, where `since` is finished.
+    /// Returns what a handler is shown of the row if `since` is finished.
     fn shown(&self, _since: Cursor) -> Shown {
         Shown { at: Some(self.sequence()), ..Shown::end_of(self.id(), None) }
     }
@@ -197,7 +197,7 @@ impl Worked for Notification {
     }
 }
 
-/// A call of a handler, which ends when this is dropped.
+/// A call of a handler, which counts as ended when this value is dropped.
 struct Running {
     actor: ActorContext,
     run: RunId,
@@ -244,7 +244,7 @@ impl Worker {
             return pending().await;
         }
         if actor.shared.strikes(Fault::HandlerPanic) {
-            // It unwinds without a message on the terminal.
+            // This unwinds without printing a message to the terminal.
             resume_unwind(Box::new("a handler of a simulation panics"));
         }
         if actor.shared.strikes(Fault::HandlerError) {
@@ -281,15 +281,15 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes some time. Once there are no more faults, that is too short to count as a stall: runs that stall by chance, one after the other,
-    /// are no sign that work is lost.
+    /// Takes some time. Once the faults have ended, this is too short to count as a stall: runs that happen to stall one after another do
+    /// not mean that work is lost.
     async fn take_time(&self) {
         let Self { actor, plan } = self;
         let is_at_rest = actor.shared.phase() == Phase::Rest;
         actor.pause(if is_at_rest { plan.work_max_ms.min(REST_WORK_MAX_MS) } else { plan.work_max_ms }).await;
     }
 
-    /// Does a part of the work.
+    /// Does part of the work.
     async fn step<R>(&self, run: RunId, given: &[Shown], check: &Check<R>) -> Result<()> {
         let step = async |tx: Transaction| {
             check.verify(&tx).await?;

@@ -1,4 +1,4 @@
-//! [`ConsumerPlan`]: the draw of a consumer, of what its handlers do, and of how its members come and go.
+//! [`ConsumerPlan`]: what is drawn for a consumer: what its handlers do, and how its members come and go.
 
 use std::time::Duration;
 
@@ -15,46 +15,46 @@ use crate::{
     witness::Fault,
 };
 
-/// The most databases whose documents are followed.
+/// The maximum number of databases whose documents are followed.
 const FOLLOWED_MAX: usize = 2;
 
-/// A consumer.
+/// The plan of a consumer.
 #[derive(Debug, Clone)]
 pub(crate) struct ConsumerPlan {
     pub name: String,
-    /// The database whose documents it follows, as long as this exists; `None` if it follows the notifications.
+    /// The database whose documents the consumer follows, as long as that database exists; `None` if it follows the notifications.
     pub documents: Option<DbName>,
     pub start: Start,
-    /// What it wants.
+    /// What the consumer wants.
     pub interest: Interest,
-    /// Whether its handlers work on batches, or else on ids side by side.
+    /// Whether its handlers work on batches, or on ids concurrently.
     pub is_batch: bool,
-    /// Whether the transaction that finishes work is the one of its effect. Else its transactions are only verified.
+    /// Whether the transaction that finishes work is also the one with its effect. Otherwise the transactions are only verified.
     pub is_exact: bool,
-    /// The ids on which its handlers fail forever.
+    /// The ids on which the handlers fail forever.
     pub failing: Vec<String>,
-    /// The most transactions of a run before the last one.
+    /// The maximum number of transactions in a run before the last one.
     pub steps_max: u64,
     /// The longest pause within a run, in milliseconds.
     pub work_max_ms: u64,
-    /// How long a member stays at most, in milliseconds.
+    /// The longest time that a member stays, in milliseconds.
     pub stay_max_ms: u64,
-    /// Whether an operator manages it.
+    /// Whether an operator manages the consumer.
     pub is_operated: bool,
-    /// How many ids of one tenant may run at once, if its ids have tenants.
+    /// The maximum number of concurrent runs for the ids of one tenant, if the ids have tenants.
     pub tenants_max: Option<usize>,
     pub options: ConsumerOptions,
-    /// How its members go away, if it expires.
+    /// How the members leave, if the consumer expires.
     pub absences: Option<AbsencePlan>,
 }
 
-/// After how long without a member a consumer is deleted, and for how long it has none.
+/// How long a consumer is without members, and after how long it is deleted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AbsencePlan {
     pub expiry: Duration,
-    /// The longest time for which a member is away, in milliseconds.
+    /// The longest absence of a member, in milliseconds.
     pub away_max_ms: u64,
-    /// Whether the members come back when the faults have ended. Otherwise the consumer has to expire.
+    /// Whether the members come back after the faults. Otherwise the consumer has to expire.
     pub returns: bool,
 }
 
@@ -70,18 +70,18 @@ impl AbsencePlan {
 }
 
 impl ConsumerPlan {
-    /// Whether nobody works for it after the faults, so that it has to expire.
+    /// Whether nobody works for the consumer after the faults, so that it has to expire.
     pub fn is_given_up(&self) -> bool {
         self.absences.is_some_and(|absences| !absences.returns)
     }
 
-    /// The settings of one that follows the notifications.
+    /// Returns the settings of a consumer that follows the notifications.
     pub fn settings(&self) -> ConsumerSettings {
         let settings = ConsumerSettings::default().filter(self.interest.filter()).start(self.start);
         settings.expiry(self.absences.map(|absences| absences.expiry))
     }
 
-    /// The draw of consumer `number` of notifications.
+    /// Draws consumer `number` of notifications.
     fn draw(random: &mut Rng, world: &WorldPlan, number: usize) -> Self {
         let ms = |random: &mut Rng, from: u64, to: u64| Duration::from_millis(random.u64(from..=to));
         let names = &world.names;
@@ -134,7 +134,7 @@ impl ConsumerPlan {
         }
     }
 
-    /// The same for the documents of the database `db`, which is number `number`.
+    /// Returns a copy of the plan for the documents of the database `db`, which is number `number`.
     fn of_documents(self, db: &DbName, number: usize) -> Self {
         Self {
             name: format!("documents-{number}"),
@@ -185,8 +185,8 @@ impl WorldPlan {
         self
     }
 
-    /// Adds everything by which the janitor meets consumers that come and go: an operator who does little else, many tombstones, which are
-    /// soon old enough, and slow transactions.
+    /// Adds everything that makes the janitor meet consumers that come and go: an operator that does little else, many tombstones that soon
+    /// reach their retention, and slow transactions.
     fn churn_consumers(&mut self, random: &mut Rng) {
         self.churns_consumers = true;
         self.documents = None;
@@ -200,9 +200,9 @@ impl WorldPlan {
         self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=20));
     }
 
-    /// Leaves many results unknown in some worlds, and answers late, so that others act before the transaction is tried again. Consumers
-    /// give rows up after two attempts there: what the first one has left in doubt is decided between the two. More consumers expire, each
-    /// after a few passes of the janitor, some of which fail.
+    /// Makes the result of many commits unknown in some worlds, with late answers, so that others act before a transaction is tried again.
+    /// There, consumers give rows up after two attempts, so a commit of the first attempt with an unknown result is decided between the
+    /// two. More consumers expire, each after a few passes of the janitor, some of which fail.
     pub(super) fn with_doubts(mut self, random: &mut Rng) -> Self {
         if random.u32(0..6) > 0 {
             return self;

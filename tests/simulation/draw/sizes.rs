@@ -1,6 +1,6 @@
-//! [`SizePlan`]: sizes that hurt, each in a few worlds.
+//! [`SizePlan`]: extreme sizes, each in a few worlds.
 //!
-//! A crowded world rests on a quick network: its roles have so much to do that a slow one would take them too long.
+//! A crowded world has a fast network: its roles have so much to do that they would take too long with a slow one.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use notibus::{event::DbName, node::BalanceOptions};
 
 use super::WorldPlan;
 
-/// Which sizes of a world are unusual.
+/// Which sizes in a world are unusual.
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(crate) struct SizePlan {
-    /// Names are as long as they may be.
+    /// Names have the maximum length.
     pub has_long_names: bool,
-    /// Thousands of databases are in one partition, and transactions record hundreds of them.
+    /// One partition has thousands of databases, and transactions record events of hundreds of them.
     pub is_crowded: bool,
     /// The feed begins with thousands of shards.
     pub has_many_shards: bool,
     /// Each dispatcher has hundreds of subscribers.
     pub has_many_subscribers: bool,
-    /// The durations without which a bus works are the longest that there are.
+    /// Durations that a bus can do without have the largest possible value.
     pub has_endless_durations: bool,
 }
 
@@ -38,7 +38,7 @@ impl SizePlan {
 }
 
 impl WorldPlan {
-    /// Makes sizes hurt, in some worlds.
+    /// Makes sizes extreme, in some worlds.
     pub(super) fn with_sizes(mut self, random: &mut Rng) -> Self {
         self.sizes = SizePlan::draw(random);
         if self.sizes.is_crowded {
@@ -50,11 +50,11 @@ impl WorldPlan {
         }
         if self.sizes.has_long_names {
             self.names.iter_mut().for_each(|name| *name = lengthened(name));
-            // One database with such a name is more than a small fold has room for.
+            // A single database with such a name does not fit into a small fold.
             self.fold_size_max = self.fold_size_max.map(|size| size * 10);
         }
         if self.sizes.has_many_subscribers {
-            // Else hundreds of them wait for one another, a row at a time, for longer than the judge waits for them.
+            // Otherwise hundreds of subscribers wait for one another, one row at a time, for longer than the judge waits for them.
             self.dispatcher.catch_ups_max = self.dispatcher.catch_ups_max.max(2);
             self.dispatcher.catch_up_rows_max = self.dispatcher.catch_up_rows_max.max(10);
         }
@@ -76,7 +76,7 @@ impl WorldPlan {
         self.grow_roomy();
     }
 
-    /// Gives roles room for so much to do.
+    /// Makes the limits of roles large enough for this much work.
     fn grow_roomy(&mut self) {
         self.latency_us = self.latency_us.min(500);
         self.slow_ms = self.slow_ms.min(500);
@@ -85,7 +85,7 @@ impl WorldPlan {
         self.dispatcher.catch_up_rows_max = 256;
     }
 
-    /// Makes those durations endless that bound only what goes wrong, or what is kept.
+    /// Makes durations endless that only limit failures, or how long things are kept.
     fn lengthen_durations(&mut self) {
         let lengthen = |balance: &mut BalanceOptions| balance.handover = Duration::MAX;
         lengthen(&mut self.notifier.balance);
@@ -95,10 +95,10 @@ impl WorldPlan {
     }
 }
 
-/// `name` at the greatest length, with its prefix and its suffix.
+/// Returns `name`, extended to the maximum length, with its prefix and its suffix.
 fn lengthened(name: &DbName) -> DbName {
     let name = name.as_str();
-    // "shop/_replicator" is its prefix and its suffix, with one "/" in common.
+    // The prefix and the suffix of "shop/_replicator" share the "/".
     let (begin, end) =
         name.rsplit_once('/').map_or((name, ""), |(begin, _)| (&name[..=begin.len()], &name[begin.len()..]));
     let padding = "-".repeat(DbName::LEN_MAX - begin.len() - end.len());

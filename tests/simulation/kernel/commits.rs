@@ -1,7 +1,7 @@
-//! The path of a commit: a process sends it, the world lets it arrive, and the oracle judges it.
+//! The path of a commit: a process sends it, the world delivers it to the store, and the oracle judges it.
 //!
-//! A commit under way belongs to the world, not to its process: the fate of the process does not change whether it
-//! happens. So a crash between a commit and its answer is nothing special, and a late commit (1031) is just slow.
+//! A commit in flight belongs to the world, not to its process: whether it happens does not depend on the fate of the process. So a crash
+//! between a commit and its answer is nothing special, and a late commit (1031) is just slow.
 
 use std::{
     collections::BTreeMap,
@@ -36,33 +36,33 @@ use crate::{
 /// The longest delays of commits without a waiting caller, in milliseconds; at most the lifetime of a transaction.
 const LATE_MAX_MS: [u64; 4] = [10, 100, 1_000, 4_500];
 
-/// A commit under way to the store.
+/// A commit on its way to the store.
 pub struct Flight {
     engine: Arc<Store>,
     deferred: DeferredCommit,
     mutations: Vec<Operation>,
     issuer: Issuer,
-    /// Whether its process has already learned that it failed.
+    /// Whether its process has already learned that the commit failed.
     is_late: bool,
-    /// Whether it happens even if its process is gone.
+    /// Whether the commit happens even if its process is gone.
     is_sure: bool,
     state: Mutex<FlightState>,
 }
 
 enum FlightState {
     Under {
-        /// Whether its caller still waits for it.
+        /// Whether the caller still waits for the commit.
         is_awaited: bool,
-        /// Wakes the caller, if it has waited for longer than a commit takes.
+        /// Wakes the caller, once it has waited for longer than a commit takes.
         waker: Option<Waker>,
     },
     Arrived(Option<Stamp>),
 }
 
-/// The keys that a transaction touches, with their values before.
+/// The keys that a transaction touches, with their earlier values.
 pub type Touched = BTreeMap<Bytes, Option<Bytes>>;
 
-/// Sends `commit` to the store, and completes with its answer.
+/// Sends `commit` to the store, and completes with the store's answer.
 pub fn send(link: &Arc<Link>, commit: Commit<'_>) -> BoxFuture<'static, Stamp> {
     let mutations: Vec<_> = commit.attempt.mutations().cloned().collect();
     let shared = &link.shared;
@@ -125,13 +125,13 @@ pub fn send(link: &Arc<Link>, commit: Commit<'_>) -> BoxFuture<'static, Stamp> {
     })
 }
 
-/// A commit with a waiting caller.
+/// A commit whose caller is waiting.
 struct Awaited(Arc<Flight>);
 
 impl Future for Awaited {
     type Output = Stamp;
 
-    /// The answer comes after the arrival.
+    /// Completes after the commit has arrived.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self.0.state.lock() {
             FlightState::Arrived(result) => Poll::Ready(result.take().expect("it is taken once")),
@@ -152,12 +152,12 @@ impl Drop for Awaited {
 }
 
 impl Flight {
-    /// Whether it goes to `engine`.
+    /// Whether the commit goes to `engine`.
     pub fn is_for(&self, engine: &Arc<Store>) -> bool {
         Arc::ptr_eq(&self.engine, engine)
     }
 
-    /// Adds the keys that get their stamp from its commit at `stamp` to the touched keys.
+    /// Adds the keys that a commit at `stamp` completes with that stamp to the touched keys.
     pub fn add_stamped(&self, touched: &mut Touched, stamp: Versionstamp) {
         for mutation in &self.mutations {
             if let Operation::Atomic { op: AtomicOp::SetVersionstampedKey, key, .. } = mutation {
@@ -166,16 +166,16 @@ impl Flight {
         }
     }
 
-    /// Arrives at the store, which decides it. Returns what is in doubt if the store has lost its power meanwhile.
+    /// Arrives at the store, which decides the commit. Returns what is unknown about the commit if the store lost its power meanwhile.
     pub fn arrive(&self, shared: &Arc<Shared>) -> Option<Doubt> {
         let is_awaited = matches!(*self.state.lock(), FlightState::Under { is_awaited: true, .. });
         let is_orphan = !is_awaited && !self.is_late;
         if is_orphan && !self.is_sure {
             return None;
         }
-        // Nobody reports what follows from this commit before it is judged.
+        // The oracle stays locked, so that nobody reports consequences of this commit before it is judged.
         let mut oracle = shared.oracle();
-        // The rows before the commit; all of this happens at one moment.
+        // Reads the rows before the commit; all of this happens at one moment.
         let before = self.engine.begin();
         ready(before.read_version()).expect("the engine can always be read");
         let mut touched = BTreeMap::new();
@@ -202,7 +202,7 @@ impl Flight {
                 shared.may_crash_before_answer(self.issuer);
             }
             Ok(None) => {}
-            // The power has failed: before this commit, or during it.
+            // The power failed before or during this commit.
             Err(error)
                 if error.code() == Some(StoreError::IO_ERROR.code())
                     || error.is_maybe_committed() && !error.is_retryable() =>
@@ -227,7 +227,7 @@ impl Flight {
         None
     }
 
-    /// Has `oracle` judge it: it was committed at `stamp`, between the reads `before` and `after`.
+    /// Has `oracle` judge the commit, which happened at `stamp`, between the reads `before` and `after`.
     pub fn judge(
         &self,
         (findings, oracle): (&Findings, &mut Oracle),
@@ -255,20 +255,20 @@ impl Flight {
     }
 }
 
-/// A commit that the power or the disk has failed.
+/// A commit that failed because the power or the disk did, so that its result is unknown.
 pub struct Doubt {
-    /// The keys that it touches.
+    /// The keys that the commit touches.
     pub touched: Touched,
-    /// What the store has answered.
+    /// The answer of the store.
     pub answer: Error,
 }
 
-/// The answer of the engine, which never waits: it has no thread.
+/// Returns the answer of the engine, which never waits because it has no thread.
 pub fn ready<T>(answer: impl Future<Output = T>) -> T {
     answer.now_or_never().expect("the engine answers at once")
 }
 
-/// All rows in the store.
+/// Reads all rows in the store.
 pub fn rows(engine: &Store) -> Rows {
     rows_of(&engine.begin(), KeyRange::new(&b""[..], &b"\xff"[..]))
 }
@@ -304,7 +304,7 @@ fn touch(before: &Transaction, mutation: &Operation, touched: &mut Touched) {
     }
 }
 
-/// The key or value `operand`, whose last 4 bytes say where its stamp belongs, with `stamp` filled in.
+/// Returns the key or value in `operand`, whose last 4 bytes are the place of its stamp, with `stamp` filled in.
 fn stamped(operand: &[u8], stamp: Versionstamp) -> Bytes {
     let (key, place) = operand.split_at(operand.len() - 4);
     let place = u32::from_le_bytes(place.try_into().expect("four bytes were split off")) as usize;
@@ -313,7 +313,7 @@ fn stamped(operand: &[u8], stamp: Versionstamp) -> Bytes {
     key.into()
 }
 
-/// Mutations for readers of the trace.
+/// Formats mutations for readers of the trace.
 fn show_all(mutations: &[Operation]) -> String {
     let mut text = String::from("{");
     for mutation in mutations {

@@ -1,6 +1,6 @@
 //! [`Link`]: the connection of a process to the store: a network that delays, loses and lies.
 //!
-//! It decides about reads and watches; what becomes of a commit is in [`commits`](super::commits).
+//! It decides about reads and watches. [`commits`](super::commits) decides about commits.
 
 use std::{
     sync::Arc,
@@ -30,29 +30,29 @@ pub struct Link {
     pub issuer: Issuer,
     /// The store behind the network.
     pub engine: Arc<Store>,
-    /// True time.
+    /// An environment with true time.
     pub env: Env,
 }
 
 impl Link {
-    /// The connection of `issuer` to `engine`.
+    /// Connects `issuer` to `engine`.
     pub fn new(shared: Arc<Shared>, issuer: Issuer, engine: Arc<Store>) -> Self {
         let env = Arc::new(Clock::exact(&shared.time, issuer.process)).env();
         Self { shared, issuer, engine, env }
     }
 
-    /// How long a step of the network takes.
+    /// Draws how long a step of the network takes.
     pub fn latency(&self) -> Duration {
         let longest = self.shared.plan.latency_us;
         if longest == 0 { Duration::ZERO } else { Duration::from_micros(self.shared.draw(1..=longest)) }
     }
 
-    /// How long a slow operation takes.
+    /// Draws how long a slow operation takes.
     pub fn slowness(&self) -> Duration {
         Duration::from_millis(self.shared.draw(1..=self.shared.plan.slow_ms))
     }
 
-    /// The fault of a read, if one strikes, and the delay of the read.
+    /// Draws the fault of a read, if one strikes, and the delay of the read.
     pub fn read_fault(&self) -> (Option<StoreError>, Duration) {
         let shared = &self.shared;
         shared.may_crash(self.issuer);
@@ -79,7 +79,7 @@ impl Link {
         self.shared.note(|| format!("process {process}.{generation} {}", line()));
     }
 
-    /// A watch, perhaps with a fault.
+    /// Returns the watch, perhaps with a fault.
     pub fn disturb(self: &Arc<Self>, watch: Watch) -> Watch {
         let shared = &self.shared;
         if shared.strikes(Fault::WatchDropped) {
@@ -110,7 +110,7 @@ impl Link {
     }
 }
 
-/// A watch of the engine, whose firing makes its process run.
+/// A watch of the engine that makes its process run when it fires.
 struct Crossing {
     watch: Watch,
     time: Time,
@@ -143,7 +143,7 @@ impl Future for Crossing {
 }
 
 impl Interceptor for Link {
-    /// A read comes after a delay, unless a fault strikes. All that an attempt does after a failed read fails.
+    /// A read happens after a delay, unless a fault strikes. After a failed read, all later operations of the attempt fail.
     fn before_read(&self, operation: &Operation, failed: &Failed) -> Option<BoxFuture<'static, Result<()>>> {
         let is_watch = matches!(operation, Operation::Watch { .. });
         let is_refused = is_watch && self.shared.strikes(Fault::WatchRefused);
@@ -183,7 +183,7 @@ impl Interceptor for Link {
 
     fn commit(self: &Arc<Self>, commit: Commit<'_>) -> BoxFuture<'static, Stamp> {
         if !commit.attempt.writes() {
-            // The client decides this by itself.
+            // The client decides this commit by itself.
             return commit.happen();
         }
         if commit.attempt.operations.iter().any(|done| matches!(done, Operation::Watch { .. })) {
@@ -193,7 +193,7 @@ impl Interceptor for Link {
     }
 }
 
-/// A read in the trace.
+/// Formats a read for the trace.
 fn show(operation: &Operation) -> String {
     match operation {
         Operation::Get { key, .. } => format!("reads {}", show_key(key)),

@@ -1,7 +1,7 @@
-//! [`Machine`]: the disk of a durable store, with failing power and failing operations.
+//! [`Machine`]: the disk of a durable store, with power failures and failing operations.
 //!
-//! The store is the one of production; its disk is in memory, and treats unsynced writes as a real disk may:
-//! when the power fails, a random part of them survives.
+//! The store is the one of production. Its disk is in memory, and treats unsynced writes as a real disk may: when the power fails, a random
+//! part of them survives.
 
 use std::{path::Path, sync::Arc};
 
@@ -13,23 +13,23 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::disk::{DiskFault, DiskOperation, SimulatedDisk, Unsynced};
 
-/// How many operations of the disk a commit takes.
+/// The number of disk operations in a commit.
 const COMMIT_OPERATIONS: usize = 3;
 
 const SNAPSHOT_OPERATIONS: usize = 24;
 
-/// More operations than an opening takes.
+/// More disk operations than it takes to open a store.
 const OPENING_OPERATIONS: usize = 24;
 
-/// The disk of a durable store, and the power.
+/// The disk of a durable store, and its power supply.
 pub struct Machine {
     disk: SimulatedDisk,
     /// The planned fault.
     trouble: Arc<Mutex<Trouble>>,
-    /// How long its journals get at least before a snapshot, in bytes.
+    /// The minimum length of a journal before there is a snapshot, in bytes.
     journal_len_min: u64,
     store: DiskStore,
-    /// The fate of unsynced pages in the last power failure.
+    /// What happened to unsynced pages in the last power failure.
     unsynced: Unsynced,
 }
 
@@ -61,17 +61,17 @@ impl Failing {
 
 const CODES: [i32; 3] = [DiskFault::IO, DiskFault::FULL, DiskFault::TOO_MANY_FILES];
 
-/// A planned fault of a disk.
+/// A fault that is planned for a disk.
 #[derive(Debug, Clone, Copy, Default)]
 enum Trouble {
     #[default]
     None,
-    /// The power fails after so many operations; if `happens`, the next one takes effect without an answer.
+    /// The power fails after this many operations; if `happens`, the next operation takes effect without an answer.
     Power {
         after: usize,
         happens: bool,
     },
-    /// After so many of these operations one has this fault, and the next one fails with the code, if any.
+    /// After this many operations of this kind one has this fault, and the next one fails with the code, if there is one.
     Fault {
         of: Failing,
         after: usize,
@@ -79,7 +79,7 @@ enum Trouble {
         then: Option<i32>,
     },
     Struck,
-    /// There is no power.
+    /// The power is off.
     Dark,
 }
 
@@ -115,7 +115,7 @@ impl Trouble {
 }
 
 impl Machine {
-    /// A machine with an empty store and a random disk.
+    /// Makes a machine with an empty store and a disk with random properties.
     pub fn new(random: &mut fastrand::Rng, env: Env) -> Result<Self> {
         let disk = SimulatedDisk::new([64, 512, 4_096][random.usize(0..3)]);
         let journal_len_min = [1_000, 20_000, 1 << 30][random.usize(0..3)];
@@ -132,23 +132,23 @@ impl Machine {
         self.store.database.clone()
     }
 
-    /// The version of the newest recovered commit of the opening that had used `version`.
+    /// Returns the version of the newest commit that was recovered by the opening of the store that used `version`.
     pub fn recovered(&self, version: u64) -> Option<u64> {
         self.store.recovered(version)
     }
 
-    /// Lets the power fail soon.
+    /// Makes the power fail soon.
     pub fn lose_power(&self, random: &mut fastrand::Rng) {
         let most = if random.bool() { COMMIT_OPERATIONS } else { SNAPSHOT_OPERATIONS };
         *self.trouble() = Trouble::Power { after: random.usize(0..most), happens: random.bool() };
     }
 
-    /// Lets an operation of the disk fail soon.
+    /// Makes an operation of the disk fail soon.
     pub fn fail(&self, random: &mut fastrand::Rng) {
         let of = Failing::ALL[random.usize(0..Failing::ALL.len())];
         let code = |random: &mut fastrand::Rng| CODES[random.usize(0..CODES.len())];
         let (fault, then) = match (of, random.usize(0..=CODES.len())) {
-            // The rest is written, or cannot be.
+            // The rest of the write succeeds, or cannot be written.
             (Failing::Writes, 0) => {
                 (DiskFault::Short(random.usize(1..40)), random.bool().then(|| code(random)))
             }
@@ -164,7 +164,7 @@ impl Machine {
         self.disk.resize(Some(self.disk.used() + [0, 100, 5_000][random.usize(0..3)]));
     }
 
-    /// Perhaps makes room again.
+    /// Sometimes makes room again.
     pub fn make_room(&self, random: &mut fastrand::Rng) {
         if random.u32(0..40) == 0 {
             self.empty();
@@ -176,7 +176,7 @@ impl Machine {
         self.disk.resize(None);
     }
 
-    /// Whether a fault has struck the disk since this was last asked.
+    /// Whether a fault has struck the disk since the last call.
     pub fn has_struck(&self) -> bool {
         let mut trouble = self.trouble();
         let has_struck = matches!(*trouble, Trouble::Struck);
@@ -191,7 +191,7 @@ impl Machine {
         matches!(*self.trouble(), Trouble::Dark)
     }
 
-    /// Whether a snapshot or a journal is unfinished.
+    /// Whether a snapshot or a journal is being written.
     pub fn is_making_files(&self) -> bool {
         self.disk
             .names()
@@ -199,39 +199,39 @@ impl Machine {
             .any(|name| Path::new(name).extension().is_some_and(|extension| extension == "new"))
     }
 
-    /// The planned fault.
+    /// Locks the planned fault.
     fn trouble(&self) -> MutexGuard<'_, Trouble> {
         self.trouble.lock()
     }
 
-    /// Closes the store in order.
+    /// Closes the store in an orderly way.
     pub fn close(&self) {
         self.disk.mend();
         self.empty();
         self.store.close();
     }
 
-    /// The machine after its processes were killed.
+    /// Returns the machine after its processes were killed.
     pub fn killed(&self, env: Env) -> Result<Self> {
         self.with(self.copied(), env)
     }
 
-    /// A copy of its disk, as of an open folder.
+    /// Returns a copy of the disk, as if a folder were copied while it is open.
     pub fn copied(&self) -> SimulatedDisk {
         let copy = self.disk.copied();
         copy.resize(None);
         copy
     }
 
-    /// The machine with another `disk`.
+    /// Returns the machine with another `disk`.
     pub fn with(&self, disk: SimulatedDisk, env: Env) -> Result<Self> {
         Self::open(disk, self.journal_len_min, env, Unsynced::default())
     }
 
-    /// The machine after its power has come back, and has perhaps failed again while the store was opened. `random`
-    /// decides which unsynced writes survive.
+    /// Returns the machine after its power came back; the power may have failed again while the store was opened. `random` decides which
+    /// unsynced writes survive.
     pub fn restarted(&self, random: &mut fastrand::Rng, env: &Env) -> Result<Self> {
-        // An opening without room notes its versions with its first commit: a world asks for them before.
+        // A store that is opened without room writes its versions only with its first commit, but a world asks for them before.
         self.empty();
         let (mut disk, unsynced) = self.disk.after_power_failure(|below| random.usize(0..below));
         if random.u32(0..3) == 0 {
@@ -243,13 +243,13 @@ impl Machine {
         Self::open(disk, self.journal_len_min, env.clone(), unsynced)
     }
 
-    /// The fate of unsynced pages in the last power failure.
+    /// Returns what happened to unsynced pages in the last power failure.
     pub fn unsynced(&self) -> Unsynced {
         self.unsynced
     }
 }
 
-/// Plans `trouble` for `disk`. Reads do not count: they leave no traces.
+/// Plans `trouble` for `disk`. Reads do not count, because they leave no trace.
 fn plan(disk: &SimulatedDisk, trouble: Trouble) -> Arc<Mutex<Trouble>> {
     let trouble = Arc::new(Mutex::new(trouble));
     let asked = Arc::clone(&trouble);

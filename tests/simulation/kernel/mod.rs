@@ -1,4 +1,4 @@
-//! What a world runs on: time, processes, the network to the store, and the disk below it. It knows nothing of a bus.
+//! What a world runs on: time, processes, the network to the store, and the disk below it. None of this knows of a bus.
 
 pub mod commits;
 pub mod link;
@@ -14,30 +14,30 @@ use self::commits::Flight;
 /// The number of a process in its world.
 pub type ProcessId = usize;
 
-/// A process in one of its lives.
+/// A process in one of its lives: a restart begins a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Issuer {
     pub process: ProcessId,
-    /// How often it was started before.
+    /// The number of earlier starts.
     pub generation: u64,
 }
 
 /// An entry of the schedule of a world.
 pub enum Event {
-    /// Sleepers wake.
+    /// Nothing happens, except that sleepers wake.
     Nothing,
     /// A commit arrives at the store.
     Arrival(Arc<Flight>),
-    /// A process crashes, if it still lives that life.
+    /// A process crashes, if it is still in that life.
     Crash(Issuer),
     Start(ProcessId),
-    /// A paused process resumes, if it still lives that life.
+    /// A paused process resumes, if it is still in that life.
     Resume(Issuer),
-    /// Pauses and jumps are drawn.
+    /// The world draws whether processes pause and clocks jump.
     Mishap,
     /// A copy of the store is taken.
     Copy,
-    /// The copy is put in the place of the store.
+    /// The store is replaced with the copy.
     Restore,
     /// An operator finds that an older state was restored, and raises the incarnation.
     Raise,
@@ -47,7 +47,7 @@ pub enum Event {
     Poll,
 }
 
-/// The tests of the clocks.
+/// Lists the tests of the clocks.
 pub fn tests() -> Vec<(&'static str, fn())> {
     vec![
         (

@@ -1,7 +1,7 @@
-//! [`Process`]: a process of the world, with a runtime of its own that runs only when the world runs it.
+//! [`Process`]: a process of the world. It has its own runtime, which runs only when the world runs it.
 //!
-//! With a runtime per process, a crash drops all tasks of the process at once, and a pause simply does not run the
-//! process. All runtimes share one thread, one after the other.
+//! With a runtime per process, a crash drops all tasks of the process at once, and a paused process is simply not run. All runtimes share
+//! one thread and take turns.
 
 use std::{
     pin::Pin,
@@ -17,11 +17,11 @@ use tokio::runtime::{Builder, Runtime};
 
 pub struct Process {
     runtime: Runtime,
-    /// Wakes the process's run when nothing is left to do.
+    /// Wakes [`Process::run`] when nothing is left to do.
     idle: Arc<Idle>,
 }
 
-/// Whether a runtime has nothing left to do.
+/// Shows whether a runtime has nothing left to do.
 #[derive(Default)]
 struct Idle {
     is_idle: AtomicBool,
@@ -29,7 +29,7 @@ struct Idle {
 }
 
 impl Process {
-    /// A process that runs `main`; `seed` seeds tokio's random numbers.
+    /// Starts a process that runs `main`; `seed` seeds tokio's random numbers.
     pub fn start(seed: u64, main: impl Future<Output = ()> + Send + 'static) -> Self {
         let idle = Arc::new(Idle::default());
         let parked = Arc::clone(&idle);
@@ -44,20 +44,20 @@ impl Process {
         Self { runtime, idle }
     }
 
-    /// Runs until nothing is left to do before time passes.
+    /// Runs until there is nothing left to do without waiting for time to pass.
     pub fn run(&self) {
         self.idle.is_idle.store(false, Ordering::Relaxed);
         self.runtime.block_on(UntilIdle(&self.idle));
     }
 
-    /// Crashes: drops all tasks at once.
+    /// Crashes the process: drops all of its tasks at once.
     pub fn crash(self) {
         drop(self.runtime);
     }
 }
 
 impl Idle {
-    /// The runtime is about to park its thread.
+    /// Called when the runtime is about to park its thread.
     fn park(&self) {
         self.is_idle.store(true, Ordering::Relaxed);
         if let Some(waker) = self.waker.lock().take() {

@@ -1,7 +1,7 @@
 //! [`Time`]: the one clock of a world, with its schedule; [`Clock`]: the clock of a process.
 //!
-//! Time stands still while a process can run, and then leaps to the next entry of the schedule. Entries of the same
-//! moment come in the order in which they were added, so nothing depends on the machine.
+//! Time stands still while a process can run, and then jumps to the next entry of the schedule. Entries for the same moment are taken in
+//! the order in which they were added, so nothing depends on the machine.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,10 +20,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{Event, ProcessId};
 
-/// The wall clock at the beginning of a world, in milliseconds since 1970: for figures that people read.
+/// The wall clock at the beginning of a world, in milliseconds since 1970. It only affects times that are displayed.
 const WALL_START_MS: u64 = 1_700_000_000_000;
 
-/// The key of an entry in the schedule: its time, and its order at that time.
+/// The key of an entry in the schedule: its time, and its place among the entries for that time.
 type TimerKey = (u64, u64);
 
 /// An entry of the schedule.
@@ -43,10 +43,10 @@ pub struct Time {
 struct Schedule {
     /// Nanoseconds since the world began.
     now: u64,
-    /// The order of the next entry.
+    /// The place of the next entry that is added.
     next: u64,
     due: BTreeMap<TimerKey, Due>,
-    /// Processes that can run.
+    /// The processes that can run.
     runnable: BTreeSet<ProcessId>,
 }
 
@@ -55,7 +55,7 @@ impl Time {
         self.schedule.lock()
     }
 
-    /// Adds `due` at `at`, after the entries of that moment.
+    /// Schedules `due` for `at`, after the other entries for that moment.
     fn put(schedule: &mut Schedule, at: u64, due: Due) -> TimerKey {
         let place = (at, schedule.next);
         schedule.next += 1;
@@ -63,12 +63,12 @@ impl Time {
         place
     }
 
-    /// Time since the world began.
+    /// Returns the time since the world began.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.schedule().now)
     }
 
-    /// Lets `event` happen after `pause`.
+    /// Makes `event` happen after `pause`.
     pub fn after(&self, pause: Duration, event: Event) {
         let mut schedule = self.schedule();
         let at = schedule.now + nanos(pause);
@@ -80,7 +80,7 @@ impl Time {
         self.schedule().runnable.insert(process);
     }
 
-    /// The processes that can run, except for those that `is_paused`.
+    /// Returns the processes that can run, except for those that `is_paused` selects.
     pub fn runnable(&self, is_paused: impl Fn(ProcessId) -> bool) -> Vec<ProcessId> {
         self.schedule().runnable.iter().copied().filter(|&process| !is_paused(process)).collect()
     }
@@ -90,7 +90,7 @@ impl Time {
         self.schedule().runnable.remove(&process);
     }
 
-    /// Leaps to the next entry, and takes it; `None` if there is none.
+    /// Jumps to the next entry, and takes it; returns `None` if there is no entry.
     pub fn leap(&self) -> Option<Event> {
         loop {
             let waker = {
@@ -105,7 +105,7 @@ impl Time {
                     }
                 }
             };
-            // Not under the lock: the woken task may read the time.
+            // The lock is released first, because the woken task may read the time.
             waker.wake();
             let schedule = self.schedule();
             if schedule.due.first_key_value().is_none_or(|((at, _), _)| *at > schedule.now) {
@@ -114,7 +114,7 @@ impl Time {
         }
     }
 
-    /// Wakes all sleepers of `process`, so that they read their clocks again.
+    /// Wakes all sleepers of `process`, so that they read its clock again.
     pub fn wake_all(&self, process: ProcessId) {
         let wakers: Vec<_> = {
             let mut schedule = self.schedule();
@@ -134,23 +134,23 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).expect("a world does not last for centuries")
 }
 
-/// The clock of a process: it starts anywhere, runs faster or slower than true time, and sometimes jumps ahead.
+/// The clock of a process: it starts at any time, runs faster or slower than true time, and sometimes jumps ahead.
 pub struct Clock {
     time: Time,
     process: ProcessId,
-    /// When the process was started, in true nanoseconds.
+    /// When the process was started, in nanoseconds of true time.
     born: u64,
-    /// How many nanoseconds it shows for a million true ones.
+    /// How many nanoseconds the clock advances in a million true ones.
     ppm: u64,
-    /// The time that it showed at the start of the process, plus its jumps, in nanoseconds.
+    /// The time that the clock showed when the process started, plus its jumps, in nanoseconds.
     ahead: AtomicU64,
-    /// The error of its wall clock in milliseconds.
+    /// The error of the wall clock, in milliseconds.
     wall_skew_ms: i64,
     random: Mutex<fastrand::Rng>,
 }
 
 impl Clock {
-    /// The clock of `process`, which starts now.
+    /// Makes the clock of `process`, which starts now.
     pub fn new(time: &Time, process: ProcessId, ppm: u64, mut random: fastrand::Rng) -> Self {
         let born = nanos(time.now());
         let ahead = AtomicU64::new(random.u64(0..100_000_000_000));
@@ -158,24 +158,24 @@ impl Clock {
         Self { time: time.clone(), process, born, ppm, ahead, wall_skew_ms, random: Mutex::new(random) }
     }
 
-    /// A clock that shows true time, for the answers of the store to `process`.
+    /// Makes a clock that shows true time, for the answers of the store to `process`.
     pub fn exact(time: &Time, process: ProcessId) -> Self {
         let clock = Self::new(time, process, 1_000_000, fastrand::Rng::with_seed(0));
         Self { born: 0, ahead: AtomicU64::new(0), wall_skew_ms: 0, ..clock }
     }
 
-    /// The environment of a program that reads it.
+    /// Returns an environment whose clock this is.
     pub fn env(self: &Arc<Self>) -> Env {
         Env::new(Handle(Arc::clone(self)))
     }
 
-    /// The time that it shows, in nanoseconds.
+    /// Returns the time that the clock shows, in nanoseconds.
     fn shows(&self) -> u64 {
         let passed = nanos(self.time.now()) - self.born;
         self.ahead.load(Ordering::Relaxed) + passed / 1_000 * self.ppm / 1_000
     }
 
-    /// Jumps ahead, as after a suspension.
+    /// Jumps ahead by `by`, as after a suspension of the machine.
     pub fn jump(&self, by: Duration) {
         self.ahead.fetch_add(nanos(by), Ordering::Relaxed);
         self.time.wake_all(self.process);
@@ -203,29 +203,29 @@ impl Environment for Handle {
         Box::pin(Sleep { clock: Arc::clone(&self.0), deadline, place: None })
     }
 
-    /// Time stands still while a process computes: here a part of its polls takes up to two milliseconds.
+    /// Time stands still while a process computes. This adds up to two milliseconds, as if some of its polls took that long.
     fn computing(&self) -> Duration {
         self.now() + Duration::from_micros(self.0.random.lock().u64(..2_000))
     }
 }
 
-/// The time of a store, whose wall clock, from which its versions are, is so many milliseconds ahead of true time.
+/// Returns the time of a store. Its wall clock, from which the versions are taken, is `ahead_ms` milliseconds ahead of true time.
 pub fn store_time(time: &Time, ahead_ms: i64) -> Env {
     let clock = Clock { wall_skew_ms: ahead_ms, ..Clock::exact(time, ProcessId::MAX) };
     Arc::new(clock).env()
 }
 
-/// Completes when a clock shows a time.
+/// Completes once a clock shows a certain time.
 struct Sleep {
     clock: Arc<Clock>,
-    /// The time, in nanoseconds.
+    /// The time to wait for, in nanoseconds.
     deadline: u64,
-    /// Its entry in the schedule, if it waits.
+    /// The entry in the schedule, while this waits.
     place: Option<TimerKey>,
 }
 
 impl Sleep {
-    /// Removes its entry from the schedule.
+    /// Removes the entry from the schedule.
     fn unschedule(&mut self) {
         if let Some(place) = self.place.take() {
             self.clock.time.schedule().due.remove(&place);
@@ -242,7 +242,7 @@ impl Future for Sleep {
         if left == 0 {
             return Poll::Ready(());
         }
-        // An endless sleep must not overflow the schedule.
+        // The cap keeps an endless sleep from overflowing the schedule.
         let pause = (left.min(u64::MAX >> 24) / 1_000 + 1) * 1_000_000 / self.clock.ppm * 1_000 + 1_000;
         let wake = Due::Wake(self.clock.process, context.waker().clone());
         let mut schedule = self.clock.time.schedule();

@@ -14,17 +14,17 @@ use tracing::{
     span,
 };
 
-/// The lines, if they are kept.
+/// The lines, if the trace is kept.
 #[derive(Default)]
 pub struct Trace(Mutex<Option<String>>);
 
 impl Trace {
-    /// A trace that is kept if `is_kept`.
+    /// Makes a trace, which keeps its lines if `is_kept`.
     pub fn new(is_kept: bool) -> Self {
         Self(Mutex::new(is_kept.then(String::new)))
     }
 
-    /// Adds a line of the time `now`.
+    /// Adds a line for the time `now`.
     pub fn add(&self, now: Duration, line: impl FnOnce() -> String) {
         let mut text = self.0.lock();
         if let Some(text) = &mut *text {
@@ -33,23 +33,23 @@ impl Trace {
         }
     }
 
-    /// Takes the lines.
+    /// Takes the lines, if they were kept.
     pub fn take(&self) -> Option<String> {
         self.0.lock().take()
     }
 }
 
-/// A consumer of the library's log: a line's level, its message and its other fields.
+/// Receives a line of the library's log: its level, its message and its other fields.
 type Hear = dyn Fn(Level, &str, &str) + Send + Sync;
 
 /// Receives the log of the library: a subscriber of `tracing` for one thread.
 pub struct Listener {
-    /// Called with each event.
+    /// Called with each log event.
     hear: Arc<Hear>,
 }
 
 impl Listener {
-    /// A listener that calls `hear`.
+    /// Makes a listener that calls `hear`.
     pub fn new(hear: impl Fn(Level, &str, &str) + Send + Sync + 'static) -> Self {
         Self { hear: Arc::new(hear) }
     }
@@ -70,7 +70,7 @@ impl tracing::Subscriber for Listener {
 
     fn event(&self, event: &Event<'_>) {
         thread_local! {
-            /// Kept between events, so that listening costs little.
+            /// Reused for all events, so that listening costs little.
             static TEXT: RefCell<(String, String)> = RefCell::default();
         }
         TEXT.with_borrow_mut(|(message, fields)| {

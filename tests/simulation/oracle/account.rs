@@ -1,15 +1,14 @@
-//! [`Account`]: the debts to one subscriber, by names of databases and kinds of events.
+//! [`Account`]: what one subscriber must still receive, by names of databases and kinds of events.
 //!
-//! It is computed from the subscriber's start and interest and from the [`Ledger`]; from the subscriber it takes only
-//! the delivered rows, with the kinds of their news.
+//! It is computed from the subscriber's start and interest and from the [`Ledger`]. The only other input is which rows were delivered to
+//! the subscriber, with the kinds of their news.
 //!
-//! - The newest fact of each wanted kind of the newest instance of a name is owed, if it came after the start. A row
-//!   of the name at or after it, with that kind among the news, pays it.
-//! - A deletion is owed by name to every subscriber that may know the name: the name existed at its start, or at a
-//!   position that it claimed, or a row of a living instance was delivered. A row at or after the first deletion
-//!   since then, with `Deleted` among the news, pays it, whichever instance they name. The debt survives everything
-//!   that happens to a subscriber, except that after `Expired` the subscriber knows nothing, and after `Lagged` it is
-//!   owed nothing of what it skipped.
+//! - The newest fact of each wanted kind about the newest instance of a name is due if it came after the start. A row of the name at or
+//!   after that fact, with that kind among its news, settles it.
+//! - A deletion is due by name to every subscriber that may know the name: the name existed at the start of the subscriber, or at a
+//!   position that it claimed, or a row of a living instance was delivered to it. A row at or after the first deletion since then, with
+//!   `Deleted` among its news, settles it, whichever instance they name. A deletion stays due whatever happens to the subscriber, except
+//!   that after `Expired` the subscriber knows nothing, and after `Lagged` nothing that it skipped is due.
 
 use std::collections::BTreeMap;
 
@@ -17,38 +16,38 @@ use notibus::event::{DbName, EventKind, Kinds, Sequence};
 
 use super::{given::Start, ledger::Ledger};
 
-/// The kinds of events that are wanted of each name.
+/// The kinds of events that are wanted for each name.
 pub(super) type Wants = BTreeMap<DbName, Kinds>;
 
-/// The debts to a subscriber.
+/// What a subscriber must still receive.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Account {
-    /// The wanted kinds of each name, each with the position after which they are owed.
+    /// The wanted kinds for each name, each with the position after which they are due.
     from: BTreeMap<(DbName, EventKind), Start>,
-    /// The newest row with news of each kind that was delivered of each name.
+    /// The newest row that was delivered for each name with news of each kind.
     delivered: BTreeMap<(DbName, EventKind), Sequence>,
-    /// The names that it may know to exist, with the newest position at which they existed, as far as it knows.
+    /// The names that the subscriber may know to exist, with the newest position at which they existed, as far as it knows.
     known: BTreeMap<DbName, Sequence>,
 }
 
 impl Account {
-    /// The account of a subscriber that wants `wants`, after `start`.
+    /// Opens the account of a subscriber that wants `wants`, after `start`.
     pub fn new(ledger: &Ledger, wants: &Wants, start: Start) -> Self {
         let mut account = Self::default();
         account.want(ledger, wants, start);
         account
     }
 
-    /// Replaces its interest: newly wanted facts are owed after `start`.
+    /// Replaces the interest of the subscriber: newly wanted facts are due if they came after `start`.
     pub fn replace(&mut self, ledger: &Ledger, wants: &Wants, start: Start) {
         self.from.retain(|(name, kind), _| wants.get(name).is_some_and(|kinds| kinds.contains(*kind)));
         self.want(ledger, wants, start);
     }
 
-    /// It claims that everything up to `position` was delivered: it knows of each name whether it exists.
+    /// The subscriber claims that everything up to `position` was delivered, so it knows for each name whether it exists.
     pub fn stand(&mut self, ledger: &Ledger, position: Sequence) {
         let deletions = self.from.iter().filter(|((_, kind), from)| {
-            // It knows more about names that it wants only since later.
+            // The subscriber knows more than this about names that it wants only from a later position on.
             *kind == EventKind::Deleted && **from <= Start::At(position)
         });
         for ((name, _), _) in deletions {
@@ -58,7 +57,7 @@ impl Account {
         }
     }
 
-    /// Adds `wants`; newly wanted facts are owed after `start`.
+    /// Adds `wants`; newly wanted facts are due if they came after `start`.
     fn want(&mut self, ledger: &Ledger, wants: &Wants, start: Start) {
         for (name, kinds) in wants {
             let mut is_new = false;
@@ -73,7 +72,7 @@ impl Account {
         }
     }
 
-    /// Everything of `name` up to `start` counts as delivered.
+    /// Counts everything about `name` up to `start` as delivered.
     fn know(&mut self, ledger: &Ledger, name: &DbName, start: Start) {
         let Start::At(start) = start else { return };
         if self.known.get(name).is_some_and(|known| *known > start) {
@@ -86,8 +85,8 @@ impl Account {
         }
     }
 
-    /// Delivers a row of `name` at `at` with news of these kinds. Returns how many deletions that pays; fails if one
-    /// is owed, and is not among the news.
+    /// Delivers a row of `name` at `at` with news of these kinds. Returns how many deletions that settles; fails if a deletion is due and
+    /// not among the news.
     pub fn deliver(
         &mut self,
         ledger: &Ledger,
@@ -100,7 +99,7 @@ impl Account {
             let debt = self.describe(ledger, name, *due);
             return Err(format!("it was given {kinds:?} of {name:?} at {at}, without {debt}"));
         }
-        // After a restart an older row can come again.
+        // After a restart an older row may be delivered again.
         for kind in kinds.iter() {
             let delivered = self.delivered.entry((name.clone(), kind)).or_insert(at);
             *delivered = (*delivered).max(at);
@@ -109,7 +108,7 @@ impl Account {
         Ok(owed.len())
     }
 
-    /// It has skipped everything up to `to`.
+    /// The subscriber skipped everything up to `to`.
     pub fn lag(&mut self, ledger: &Ledger, to: Sequence) {
         for start in self.from.values_mut() {
             *start = (*start).max(Start::At(to));
@@ -119,7 +118,7 @@ impl Account {
         }
     }
 
-    /// It got `Expired`.
+    /// The subscriber got `Expired`.
     pub fn expire(&mut self) {
         for start in self.from.values_mut() {
             *start = Start::Nothing;
@@ -128,8 +127,8 @@ impl Account {
         self.known.clear();
     }
 
-    /// It resumes with everything up to `start` known; earlier deliveries count. It may have skipped more than that,
-    /// and died before it saved that.
+    /// The subscriber resumes, and knows everything up to `start`; earlier deliveries count. It may have skipped more than that and died
+    /// before it saved its position.
     pub fn resume(&mut self, ledger: &Ledger, start: Start) {
         for ((name, _), from) in &mut self.from {
             if *from <= start {
@@ -148,12 +147,12 @@ impl Account {
         }
     }
 
-    /// Whether it may know that any name exists.
+    /// Whether the subscriber may know that any name exists.
     pub fn knows_any(&self) -> bool {
         !self.known.is_empty()
     }
 
-    /// The deletions of `name` that are owed.
+    /// Returns the deletions of `name` that are due.
     pub fn deletions<'a>(&self, ledger: &'a Ledger, name: &DbName) -> &'a [Sequence] {
         let key = (name.clone(), EventKind::Deleted);
         let (Some(known), Some(from)) = (self.known.get(name), self.from.get(&key)) else { return &[] };
@@ -161,12 +160,12 @@ impl Account {
         ledger.deletions_after(name, Start::At(*known).max(*from).max(paid))
     }
 
-    /// A debt of something that happened up to `to`. A name whose newest deletion came after that is delivered later.
+    /// Describes something that happened up to `to` and is still due. A name whose newest deletion came after `to` is delivered later.
     pub fn is_owed(&self, ledger: &Ledger, to: Sequence) -> Option<String> {
         self.is_owed_of(ledger, to, |_, _| true)
     }
 
-    /// The same for the names and kinds that pass the filter.
+    /// Does the same for the names and kinds that pass the filter.
     pub fn is_owed_of(
         &self,
         ledger: &Ledger,
@@ -193,7 +192,7 @@ impl Account {
         deletion().or(fact)
     }
 
-    /// A message about the deletion of `name` that is owed since `due`.
+    /// Describes the deletion of `name` that has been due since `due`.
     fn describe(&self, ledger: &Ledger, name: &DbName, due: Sequence) -> String {
         let known = self.known.get(name).map_or_else(|| "nowhere".to_owned(), ToString::to_string);
         let dropped = if ledger.was_dropped_after(name, due) { ", whose tombstone was dropped" } else { "" };
@@ -217,7 +216,7 @@ pub mod tests {
         Wants::from([(name(), kinds.into())])
     }
 
-    /// Two instances, the first one from 1 to 5, the second one from 5 on.
+    /// Makes a ledger with two instances: the first from 1 to 5, the second from 5 on.
     fn recreated() -> Ledger {
         let mut ledger = Ledger::default();
         ledger.fold(&name(), at(1), DbInstance([1; 16]), EventKind::Created.into());

@@ -10,7 +10,7 @@ use crate::{guarantee::Broken, kernel::Issuer};
 
 pub(crate) type Verdict = Result<(), Broken>;
 
-/// The change of a key by a commit.
+/// What a commit changed at a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Change {
     pub before: Option<Bytes>,
@@ -21,10 +21,10 @@ pub(crate) struct Change {
 pub(crate) struct ObservedCommit<'a> {
     pub issuer: Issuer,
     pub stamp: Versionstamp,
-    /// Whether its process had already learned that it has failed.
+    /// Whether its process had already learned that the commit failed.
     pub is_late: bool,
     pub touched: BTreeMap<Bytes, Change>,
-    /// Any value before it.
+    /// Reads any value as it was before the commit.
     pub before: &'a dyn Fn(&[u8]) -> Option<Bytes>,
 }
 

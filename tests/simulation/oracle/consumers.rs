@@ -1,13 +1,13 @@
-//! The oracle on consumers. It sees the rows of the feed, what handlers write, the checkpoints and the keys of ids, and knows nothing of
+//! The oracle for consumers. It sees the rows of the feed, what handlers write, the checkpoints and the keys of ids, and knows nothing of
 //! how they come about:
 //!
-//! - what a consumer has passed is finished, unwanted, or has a key by which it is still to be done;
+//! - everything that a consumer has passed is finished, is unwanted, or has a key that records the pending work;
 //! - the effects of a transaction that finishes work happen once for each row, and at most once more for each request to work again;
 //! - nobody writes without the lease of the shard, after the next run of the id has begun, or while the consumer is paused;
 //! - no row is worked on after a newer one of its id was finished, and no database after its end was learned;
-//! - who has worked on a database learns that it has ended before anything is worked on for the next one of the name;
-//! - no process works twice at once on an id;
-//! - at rest everything is finished or deferred, what always fails has been tried again, and all keys are in shards that are read.
+//! - a consumer that worked on a database learns that it has ended before it works on the next one of that name;
+//! - no process runs two handlers for one id at the same time;
+//! - at rest everything is finished or deferred, work that always fails was tried again, and all keys are in shards that are read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,23 +43,23 @@ use crate::{
     witness::Witness,
 };
 
-/// The pool of the shards of `consumer`.
+/// Returns the pool of the shards of `consumer`.
 fn pool(consumer: &str) -> String {
     format!("consumer/{consumer}")
 }
 
 impl Oracle {
-    /// From now on there are these consumers.
+    /// From now on these consumers are expected.
     pub fn expect_consumers(&mut self, plans: &[ConsumerPlan]) {
         self.consumer_plans = plans.iter().map(|plan| (plan.name.clone(), plan.clone())).collect();
     }
 
-    /// The faults have ended.
+    /// Records that the faults have ended.
     pub fn has_come_to_rest(&mut self) {
         self.is_calm = true;
     }
 
-    /// A handler of `consumer` is called at `issuer`. Returns the number of the run.
+    /// A handler of `consumer` was called at `issuer`. Returns the number of the run.
     pub fn run_began(
         &mut self,
         findings: &Findings,
@@ -88,14 +88,14 @@ impl Oracle {
         run
     }
 
-    /// The handler of a run has returned, or was dropped.
+    /// Records that the handler of a run returned, or was dropped.
     pub fn run_ended(&mut self, run: RunId) {
         if let Some(run) = self.runs.get_mut(&run) {
             run.is_over = true;
         }
     }
 
-    /// A row of `name` comes, perhaps with the end of a database.
+    /// Records that a row of `name` arrived, perhaps with the end of a database.
     pub(super) fn note_row_for_consumers(&self, findings: &Findings, id: &str, is_end: bool) {
         let of_notifications = self.consumers.iter().filter(|(_, model)| model.row.instance.is_none());
         for (name, model) in of_notifications {
@@ -108,7 +108,7 @@ impl Oracle {
         }
     }
 
-    /// The newest rows of the feed of `model`, each with its shard.
+    /// Returns the newest rows of the feed that `model` follows, each with its shard.
     fn newest_rows<'a>(
         &'a self,
         model: &ConsumerModel,
@@ -119,7 +119,7 @@ impl Oracle {
         }
     }
 
-    /// The row that there is or was at `at` of the feed of the documents of `instance`, or of notifications.
+    /// Returns the row that is or was at `at` in the feed of the documents of `instance`, or in the feed of notifications.
     fn row_at(&self, instance: Option<DbInstance>, at: Sequence) -> Option<Followed<'_>> {
         match instance {
             None => self.past.get(&at).map(|row| (&**row).into()),
@@ -130,13 +130,13 @@ impl Oracle {
         }
     }
 
-    /// The last row of `id`, if it has none any more.
+    /// Returns the last row of `id`, if the id no longer has a row.
     fn last_row(&self, id: &str) -> Option<Sequence> {
         let of_id = self.past.values().rev().find(|row| row.name.as_str() == id);
         of_id.filter(|_| !self.rows.contains_key(id)).map(|row| row.sequence)
     }
 
-    /// The topology entries of the feed of `model` so far.
+    /// Returns the topology entries so far of the feed that `model` follows.
     fn entries_of(&self, model: &ConsumerModel) -> &[Range<u64>] {
         match model.row.instance {
             None => &self.entries,
@@ -144,7 +144,7 @@ impl Oracle {
         }
     }
 
-    /// Judges the changes of a commit to consumers.
+    /// Judges what a commit changed in consumers.
     pub(super) fn judge_consumers(
         &mut self,
         findings: &Findings,
@@ -211,7 +211,7 @@ impl Oracle {
         self.judge_entries_of_consumers(findings, items, &set)
     }
 
-    /// Records the changes of rows of consumers. Returns the consumers whose position was set, or that are gone.
+    /// Records changes in the rows of consumers. Returns the consumers whose position was set, and those that are gone.
     fn take_consumers(
         &mut self,
         findings: &Findings,
@@ -267,7 +267,7 @@ impl Oracle {
                     findings.witness(Witness::ConsumerReset);
                 }
             } else {
-                // Tokens of one that was deleted are not compared with those of the next one.
+                // Tokens of a deleted consumer are not compared with those of the next one.
                 self.last_runs.retain(|(of, _), _| of != name);
             }
             self.consumers.insert(name.clone(), model);
@@ -275,7 +275,7 @@ impl Oracle {
         Ok(set)
     }
 
-    /// Judges what a handler has written.
+    /// Judges what a handler wrote.
     fn judge_work_of_consumer(
         &mut self,
         findings: &Findings,
@@ -286,7 +286,7 @@ impl Oracle {
         let (run, is_final) = app::work_of(value);
         let who = format!("run {run} of {name} on {id:?}");
         let shown = &self.runs.get(&run).ok_or_else(|| format!("{who} is not known"))?.shown;
-        // Documents have older rows as well if a layer names wrong edits.
+        // A batch can have several rows of a document if a layer named wrong previous edits; the last one counts.
         let Some(shown) = shown.iter().rfind(|shown| shown.id == id) else {
             return Err(format!("{who} works on what it was not given").into());
         };
@@ -294,7 +294,7 @@ impl Oracle {
         let once = self.consumer_plans.get(name).is_some_and(|plan| plan.is_exact);
         let instance = model.row.instance;
         if instance.is_some_and(|instance| !self.documents.contains_key(&instance)) {
-            // Until a member finds that its feed is gone, work on it may be finished.
+            // Work on a feed that is gone may still be finished until a member finds that out.
             return Ok(());
         }
         let row = shown.at.map(|at| {
@@ -331,7 +331,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Records what a handler has written.
+    /// Records what a handler wrote.
     fn note_work(&mut self, findings: &Findings, (name, id): (&str, &str), run: RunId, is_final: bool) {
         let (instance, of) = (self.consumers[name].row.instance, &self.runs[&run]);
         let (since, shown) =
@@ -339,7 +339,7 @@ impl Oracle {
         let (end, row) = (shown.end, shown.at.and_then(|at| self.row_at(instance, at)));
         let lives = row.and_then(|row| row.lives());
         let finished = row.map_or_else(|| self.last_row(id), |row| Some(row.at));
-        // An end that comes alone is that of all before the row that follows.
+        // An end that arrives without a row covers all databases before the row that follows.
         let of_id = |run: &Run| run.shown.iter().rfind(|before| before.id == id)?.at;
         let after_end = self.runs.values().rev().filter(|run| run.consumer == name).find_map(of_id);
         let next = row.or_else(|| self.row_at(instance, after_end?));
@@ -351,7 +351,7 @@ impl Oracle {
         model.is_used = true;
         let progress = model.progress.entry(id.to_owned()).or_default();
         if !is_final {
-            // The end of the one before is learned only once the work is finished.
+            // The end of the previous database counts as learned only once the work is finished.
             progress.begun.extend(lives);
             return;
         }
@@ -370,7 +370,7 @@ impl Oracle {
         progress.finished = progress.finished.max(finished);
     }
 
-    /// Judges whether a run may write at all. Returns its consumer.
+    /// Judges whether a run may write at all. Returns the consumer of the run.
     fn judge_fence(
         &self,
         seen: &ObservedCommit<'_>,
@@ -392,7 +392,7 @@ impl Oracle {
             return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is paused"));
         }
         let last = self.last_runs.get(&(name.to_owned(), id.to_owned()));
-        // Members of one that was deleted begin runs in vain, and the tokens of the next one do not compare with theirs.
+        // Members of a deleted consumer may begin runs in vain; the tokens of the next consumer cannot be compared with theirs.
         if !self.deleted.contains(name)
             && let Some(last) = last.filter(|last| **last > (of.token, run))
         {
@@ -401,7 +401,7 @@ impl Oracle {
         Ok(model)
     }
 
-    /// Judges whether a handler was shown everything that is new in `row`, where `base` is finished.
+    /// Judges whether a handler was shown everything in `row` that is new if `base` is finished.
     fn judge_news(
         &self,
         (who, name): (&str, &str),
@@ -428,7 +428,7 @@ impl Oracle {
         }
     }
 
-    /// Judges and records the change of a checkpoint.
+    /// Judges and records the change to a checkpoint.
     fn judge_consumer_checkpoint(
         &mut self,
         seen: &ObservedCommit<'_>,
@@ -439,7 +439,7 @@ impl Oracle {
         let owns = |shard: ShardId| self.owns(seen, &pool(name), shard.0);
         let may = is_set
             || owns(shard)
-            // A switch of all shards is made under the lease of one of those before.
+            // A switch of all shards happens under the lease of one of the previous shards.
             || before.is_none() != after.is_none() && read.is_none_or(|read| read.iter().any(|of| owns(*of)));
         let Some(model) = self.consumers.get_mut(name) else {
             return match after {
@@ -465,7 +465,7 @@ impl Oracle {
         }
     }
 
-    /// Judges and records the changes of keys.
+    /// Judges and records changes to keys.
     fn judge_keys(
         &mut self,
         findings: &Findings,
@@ -481,7 +481,7 @@ impl Oracle {
             let (before, after) = (stored_key(change.before.as_ref())?, stored_key(change.after.as_ref())?);
             let owns = self.owns(seen, &pool(name), shard.0);
             let instance = self.consumers.get(name).and_then(|model| model.row.instance);
-            // A batch shows nothing of what has no row.
+            // A batch shows nothing of an id without a row.
             let is_batch = self.consumer_plans.get(name).is_some_and(|plan| plan.is_batch);
             let may_forget = is_batch || instance.is_some() || self.rows.keys().any(|db| db.as_str() == id);
             let is_repeatable = self.is_repeatable(name, &id);
@@ -507,7 +507,7 @@ impl Oracle {
             let progress = model.progress.entry(id.clone()).or_default();
             let again = |key: &Option<StoredKey>| key.as_ref().and_then(|key| key.again);
             let asks = again(&after).is_some() && again(&after) != again(&before);
-            // Who asks again after an unknown result asks with the same words.
+            // An operator that repeats a request after an unknown result sends the same words again.
             let given_up =
                 after.as_ref().filter(|after| is_operator && after.is_pending && after.again.is_none());
             if is_operator && after.is_none() {
@@ -544,7 +544,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether there is anything to do once more for `id`: its row has something that `name` wants, and that is not to be done anyway.
+    /// Whether there is something to do once more for `id`: its row has something that `name` wants and that would not be done anyway.
     fn is_repeatable(&self, name: &str, id: &str) -> bool {
         let (Some(model), Some(plan)) = (self.consumers.get(name), self.consumer_plans.get(name)) else {
             return false;
@@ -555,7 +555,7 @@ impl Oracle {
             .is_some_and(|row| facts(row, Start::Nothing) > facts(row, model.base(id)))
     }
 
-    /// Judges whether everything that the consumer `name` has passed is finished, or has a key.
+    /// Judges whether everything that the consumer `name` has passed is finished or has a key.
     fn judge_rest_of_consumer(&self, findings: &Findings, name: &str) -> Verdict {
         let Some(model) = self.consumers.get(name) else { return Ok(()) };
         let Some(plan) = self.consumer_plans.get(name) else { return Ok(()) };
@@ -588,7 +588,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges whether the consumers whose checkpoints have changed stand in one topology entry, with all of their keys.
+    /// Judges whether all checkpoints and keys of the consumers with changed checkpoints belong to one topology entry.
     fn judge_entries_of_consumers(
         &self,
         findings: &Findings,
@@ -609,7 +609,7 @@ impl Oracle {
             let shards: Vec<_> = model.checkpoints.keys().map(|shard| shard.0).collect();
             let entries = self.entries_of(model);
             if entries.is_empty() {
-                // Its feed is gone.
+                // The feed of the consumer is gone.
                 continue;
             }
             let Some(place) = entries.iter().position(|entry| entry.clone().eq(shards.iter().copied()))
@@ -631,14 +631,14 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges whether the tombstone `row` may be dropped.
+    /// Judges whether consumers allow the tombstone `row` to be dropped.
     pub(super) fn may_drop_from_consumers(&self, row: &Notification) -> Verdict {
         for (name, model) in self.consumers.iter().filter(|(_, model)| model.row.instance.is_none()) {
             let Some(plan) = self.consumer_plans.get(name) else { continue };
             let id = row.name.as_str();
             let is_wanted = !plan.interest.kinds_of(&row.name).is_empty();
             let has_begun = model.progress.get(id).is_some_and(|progress| !progress.begun.is_empty());
-            // One that began with nothing need not learn of what had ended before.
+            // A consumer that began with nothing need not learn of databases that ended before it began.
             let may_know = has_begun || began(&model.row.start).is_some_and(|began| row.sequence > began);
             let is_owed = !model.ends(row, model.base(id)).is_empty();
             if is_wanted && may_know && is_owed && model.pending(id).is_none() {
@@ -651,7 +651,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Work that consumers have still to do.
+    /// Describes work that consumers still have to do.
     pub(super) fn consumers_owe(&self, findings: &Findings) -> Option<String> {
         self.consumer_plans.iter().find_map(|(name, plan)| {
             if plan.is_given_up() {
@@ -699,7 +699,7 @@ impl Oracle {
         })
     }
 
-    /// Judges whether `rows` have anything of consumers that do not exist.
+    /// Judges whether `rows` still have anything from consumers that do not exist.
     pub fn judge_left(&self, rows: &Rows) -> Verdict {
         let is_left = |key: &Bytes| match StoredItem::of(key) {
             StoredItem::ConsumerCheckpoint(name, _)
@@ -718,19 +718,19 @@ impl Oracle {
         }
     }
 
-    /// The position up to which consumers keep no tombstones; `None` if there are none.
+    /// Returns the position up to which consumers keep no tombstones; `None` if there are no consumers.
     pub(super) fn passed_by_consumers(&self) -> Option<Sequence> {
         let of_notifications = self.consumers.values().filter(|model| model.row.instance.is_none());
         of_notifications.map(|model| model.low.unwrap_or(model.row.start.position())).min()
     }
 }
 
-/// Reads the key of an id.
+/// Decodes the key of an id.
 fn stored_key(value: Option<&Bytes>) -> Result<Option<StoredKey>, String> {
     value.map(|value| inspect::deferred(value)).transpose().map_err(|error| error.to_string())
 }
 
-/// Whether the key of `id` comes to `shard`, or else leaves it, from or to another shard.
+/// Whether the key of `id` moves to `shard` from another shard if `comes`, and otherwise from `shard` to another one.
 fn is_moved(items: &StoredChanges<'_>, (name, shard, id): (&str, ShardId, &str), comes: bool) -> bool {
     items.iter().any(|(item, other)| match item {
         StoredItem::Deferred(of, there, moved) => {

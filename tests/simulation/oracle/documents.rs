@@ -1,8 +1,8 @@
-//! The oracle on the documents of databases: the feed of a database has each document with its last edit, and nothing
-//! else; the feed begins and ends with its database.
+//! The oracle for the documents of databases: the feed of a database has each document with its last edit, and nothing else; the feed
+//! begins and ends with its database.
 //!
-//! It trusts what the layer keeps of its documents in the same transactions. A layer that names a wrong previous edit
-//! harms only itself: the row that it should have removed stays.
+//! It trusts what the layer stores about its documents in the same transactions. A layer that names a wrong previous edit harms only
+//! itself: the row that should have been removed stays.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,26 +29,26 @@ use crate::{
 };
 
 impl Oracle {
-    /// One of the present databases, as `random` decides.
+    /// Returns one of the databases that exist, as `random` decides.
     pub fn some_database(&self, random: u64) -> Option<Db> {
         let place = random % (self.databases.len() as u64).max(1);
         let (name, instance) = self.databases.iter().nth(place as usize)?;
         Some(Db::new(name.clone(), *instance))
     }
 
-    /// The present databases.
+    /// Returns the databases that exist.
     pub fn living(&self) -> Vec<Db> {
         self.databases.iter().map(|(name, instance)| Db::new(name.clone(), *instance)).collect()
     }
 
-    /// One of the edits of a document so far, as `random` decides.
+    /// Returns the position of one of the document's edits so far, as `random` decides.
     pub fn some_edit(&self, instance: DbInstance, id: &str, random: u64) -> Option<Sequence> {
         let feed = self.documents.get(&instance)?;
         let edits: Vec<_> = feed.past.iter().filter(|(_, doc)| doc.id.as_str() == id).collect();
         edits.get((random % (edits.len() as u64).max(1)) as usize).map(|(at, _)| **at)
     }
 
-    /// Judges the changes of a commit to documents.
+    /// Judges what a commit changed in the documents of databases.
     pub(super) fn judge_documents(
         &mut self,
         findings: &Findings,
@@ -86,7 +86,7 @@ impl Oracle {
             findings.witness(Witness::DocumentsRemoved);
         }
         for (instance, touched) in all {
-            // A database that came and went within the commit leaves nothing.
+            // A database that was created and deleted in the same commit leaves nothing.
             let is_left = |change: &Change| change.after.is_some();
             if !lives.contains(&instance) {
                 let mut changes = touched.entries.iter().map(|(_, change)| *change);
@@ -111,7 +111,7 @@ impl Oracle {
         }
     }
 
-    /// Judges the end of `feed` with its database: nothing of it may be left.
+    /// Judges the end of `feed` with its database: nothing in it may be left.
     fn judge_end(instance: DbInstance, feed: &DocFeed, touched: &Touched<'_>) -> Verdict {
         let is_removed = |at: &Sequence| {
             touched.rows.iter().any(|(_, place, change)| place == at && change.after.is_none())
@@ -125,7 +125,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges the rows read in pages of the documents of `instance`.
+    /// Judges the rows that were read in pages from the documents of `instance`.
     pub fn judge_doc_pages(&self, instance: DbInstance, read: &[Arc<DocChange>]) -> Verdict {
         let Some(feed) = self.documents.get(&instance) else { return Ok(()) };
         let read: Vec<_> = read.iter().map(|row| (row.sequence, &row.doc)).collect();
@@ -137,7 +137,7 @@ impl Oracle {
             .fails(format!("the documents of {instance} are read as {read:?} instead of {expected:?}"))
     }
 
-    /// Adds a tail of the documents of `instance`, after `start`.
+    /// Adds a tail of the documents of `instance` that begins after `start`.
     pub fn doc_tailed(&mut self, issuer: Issuer, instance: DbInstance, start: Sequence) -> DocTailId {
         self.next_reader += 1;
         let tail = DocTail { issuer, instance, start, read: BTreeSet::new(), at: start };
@@ -145,13 +145,13 @@ impl Oracle {
         self.next_reader
     }
 
-    /// Judges rows that a tail of documents has read.
+    /// Judges the rows that a tail of documents has read.
     pub fn doc_tail_read(&mut self, findings: &Findings, id: DocTailId, rows: &[Arc<DocChange>]) {
         let Some(tail) = self.doc_tails.get_mut(&id) else { return };
         let feed = self.documents.get(&tail.instance);
         for row in rows {
             let at = row.sequence;
-            // The database and its feed may be gone by now.
+            // The database and its feed may be gone by now, and then the rows cannot be judged.
             if feed.is_some_and(|feed| feed.past.get(&at) != Some(&row.doc)) {
                 findings
                     .fail(Guarantee::Truthful.broken(format!("tail {id} has read {row:?}, which never was")));
@@ -167,8 +167,8 @@ impl Oracle {
         }
     }
 
-    /// Judges the end of a tail for `reason`, which is right only if the database is gone, or if it stood behind what is known to
-    /// be copied.
+    /// Judges the end of a tail for `reason`, which is right only if the database is gone, or if the tail was behind what is known to be
+    /// copied.
     pub fn doc_tail_ended(&mut self, findings: &Findings, id: DocTailId, reason: &str) {
         let Some(tail) = self.doc_tails.remove(&id) else { return };
         let is_behind = |at: &Sequence| *at > self.end && at.incarnation() < self.incarnation;
@@ -179,7 +179,7 @@ impl Oracle {
         }
     }
 
-    /// A row that a tail of documents still has to read.
+    /// Describes a row that a tail of documents has yet to read.
     pub(super) fn doc_tails_owe(&self) -> Option<String> {
         self.doc_tails.iter().find_map(|(id, tail)| {
             let feed = self.documents.get(&tail.instance)?;

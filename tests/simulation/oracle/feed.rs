@@ -1,5 +1,5 @@
-//! The oracle on the feed of notifications: one row per database, in order, with exactly the events that were recorded, and written
-//! only under the lease of its partition.
+//! The oracle for the feed of notifications: one row per database, in order, with exactly the events that were recorded, and written only
+//! under the lease of its partition.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{findings::Findings, guarantee::Guarantee, keyspace::BUS_PREFIX, witness::Witness};
 
-/// `a - b`, lane by lane; `None` if a lane would be less than nothing.
+/// Returns `a - b`, lane by lane; `None` if a lane would be negative.
 fn minus(a: Counters, b: Counters) -> Option<Counters> {
     let (a, b) = (a.lanes(), b.lanes());
     let mut lanes = [0; 4];
@@ -28,19 +28,19 @@ fn minus(a: Counters, b: Counters) -> Option<Counters> {
 }
 
 impl Oracle {
-    /// The position of the newest row that there has been.
+    /// Returns the position of the newest row so far, even if it is gone.
     pub fn end_of_feed(&self) -> Sequence {
         self.past.last_key_value().map_or(Sequence::MIN, |(at, _)| *at)
     }
 
-    /// Whether the issuer of a commit owned the lease of `resource` of `pool` when it was decided.
+    /// Whether the issuer of a commit owned the lease of `resource` in `pool` when the commit was decided.
     pub(super) fn owns(&self, seen: &ObservedCommit<'_>, pool: &str, resource: u64) -> bool {
         let key = inspect::lease(BUS_PREFIX, pool, resource).expect("the prefix is short");
         let owner = (seen.before)(&key).and_then(|value| inspect::owner(&value).ok().flatten());
         owner.is_some_and(|node| self.nodes.get(&seen.issuer).is_some_and(|nodes| nodes.contains(&node)))
     }
 
-    /// Judges and records the changes of a commit to rows.
+    /// Judges and records what a commit changed in the rows of the feed.
     pub(super) fn judge_feed(
         &mut self,
         findings: &Findings,
@@ -66,7 +66,7 @@ impl Oracle {
                     let is_free = owner(&change.before).is_some()
                         && change.after.is_some()
                         && owner(&change.after).is_none();
-                    // A reset or deletion of a consumer takes its leases away, and so does a pause.
+                    // A reset, deletion or pause of a consumer takes its leases away.
                     let is_taken = items.iter().any(|(item, _)| matches!(item, StoredItem::Consumer(_)));
                     if is_free && !is_taken && !self.owns(seen, pool, *resource) {
                         return Guarantee::Fenced
@@ -106,7 +106,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Records a stored change of a design document.
+    /// Records that a stored row of a design document changed.
     fn see_ddoc(&mut self, ddoc: (Db, Option<notibus::event::DdocId>), change: &Change) -> Verdict {
         let Some(value) = &change.after else {
             self.ddocs.remove(&ddoc);
@@ -118,7 +118,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Adds the row at `at` of `shard` to the written or removed ones.
+    /// Adds the row at `at` of `shard` to the rows that were written, or to those that were removed.
     fn gather(
         seen: &ObservedCommit<'_>,
         (shard, at): (ShardId, Sequence),
@@ -148,7 +148,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges the next row of `name`: the one before is gone, and its totals grow by events that were recorded.
+    /// Judges the next row of `name`: the previous row is gone, and the totals grow by events that were recorded.
     fn judge_row(
         &mut self,
         findings: &Findings,
@@ -173,7 +173,7 @@ impl Oracle {
         };
         let mut kinds: Kinds =
             EventKind::ALL.into_iter().filter(|kind| news.lanes()[*kind as usize] > 0).collect();
-        // An id of a design document without a count stands for a change as well.
+        // The id of a changed design document, even without a count, also stands for a change.
         if row.ddoc_updated_at == Some(row.sequence) {
             kinds |= EventKind::DdocUpdated.into();
         }
@@ -192,7 +192,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A row that is removed without a successor is a tombstone that no reader needs.
+    /// Judges a row that is removed without a successor: it must be a tombstone that no reader needs.
     fn judge_drop(&mut self, findings: &Findings, name: &DbName, row: &Notification) -> Verdict {
         findings.witness(Witness::TombstoneDropped);
         if !row.is_deleted() {
@@ -207,7 +207,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Recorded events that no row counts yet. Those of instances that are gone need not be counted.
+    /// Describes recorded events that no row counts yet. Events of instances that are gone need not be counted.
     pub(super) fn unfolded(&self) -> Option<String> {
         self.recorded.keys().find_map(|db| {
             let row = self.rows.get(&db.name).map(|placed| &placed.row);

@@ -1,4 +1,4 @@
-//! The end: everything has come to rest, and the rows agree with the history.
+//! The end of a world: everything is at rest, and the rows agree with the history.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{Oracle, commit::Verdict};
 use crate::{findings::Findings, guarantee::Guarantee};
 
 impl Oracle {
-    /// The promise that is broken if everything does not come to rest.
+    /// Returns the guarantee that is broken if the world does not come to rest.
     pub fn unrest_breaks(&self, findings: &Findings) -> Guarantee {
         let is_owed = self.subscribers_are_owed().is_some();
         let is_dropped = |text: String| text.contains("whose tombstone was dropped");
@@ -25,7 +25,7 @@ impl Oracle {
         }
     }
 
-    /// Something that still has to happen before everything is at rest.
+    /// Describes something that must still happen before everything is at rest.
     pub fn unrest(&self, findings: &Findings) -> Option<String> {
         if let Some(unfolded) = self.unfolded() {
             return Some(unfolded);
@@ -41,8 +41,8 @@ impl Oracle {
             .or_else(|| self.web_clients_owe())
     }
 
-    /// A recorded change of a design document that no row has reported since. Nobody reads rows of databases whose
-    /// names others have taken.
+    /// Finds a recorded change to a design document that no row has reported since. Nobody reads the rows of a database whose name was
+    /// taken by another one.
     fn unreported_ddoc(&self) -> Option<&(Db, Option<DdocId>)> {
         let is_reported = |(ddoc, recorded): &(&(Db, Option<DdocId>), &Sequence)| {
             let found = self.reported_ddocs.get(*ddoc);
@@ -68,7 +68,7 @@ impl Oracle {
         }
     }
 
-    /// The row of each database, in the order of the feed.
+    /// Returns the row of each database, in the order of the feed.
     pub fn rows_in_order(&self) -> Vec<Arc<Notification>> {
         let mut rows: Vec<_> = self.rows.values().map(|placed| Arc::clone(&placed.row)).collect();
         rows.sort_unstable_by_key(|row| row.sequence);
@@ -78,7 +78,7 @@ impl Oracle {
     /// Judges whether the whole feed, read in pages, has each database once, in order.
     pub fn judge_pages(&self, rows: &[Arc<Notification>]) -> Verdict {
         let expected = self.rows_in_order();
-        // A tombstone can be dropped after it was read.
+        // A tombstone may be dropped after it was read.
         let is_there = |row: &&Arc<Notification>| !row.is_deleted() || self.rows.contains_key(&row.name);
         let rows: Vec<_> = rows.iter().filter(is_there).cloned().collect();
         if rows != expected {

@@ -1,4 +1,4 @@
-//! [`Given`]: the values that a subscriber receives, as plain values: the oracle knows no type of the dispatcher.
+//! [`Given`]: what a subscriber receives, as plain values: the oracle does not know the types of the dispatcher.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use notibus::{
     event::{DbInstance, DdocId, EventKind, Kinds, Notification, Sequence},
 };
 
-/// The knowledge of a subscriber at its beginning.
+/// What a subscriber knows at its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Start {
     Nothing,
-    /// Everything up to here.
+    /// The subscriber knows everything up to this position.
     At(Sequence),
 }
 
 impl From<Cursor> for Start {
-    /// The knowledge of a reader at this cursor when its reading began: later facts may still have to be delivered.
+    /// What a reader at this cursor knew when its reading began. Later facts may still have to be delivered.
     fn from(cursor: Cursor) -> Self {
         match cursor.knowledge() {
             Knowledge::Nothing => Self::Nothing,
@@ -26,7 +26,7 @@ impl From<Cursor> for Start {
 }
 
 impl Start {
-    /// Whether something at `at` came after it.
+    /// Whether something at `at` came after this knowledge.
     pub fn is_before(self, at: Sequence) -> bool {
         match self {
             Self::Nothing => true,
@@ -35,23 +35,23 @@ impl Start {
     }
 }
 
-/// A value that a subscriber has received.
+/// A value that a subscriber received.
 #[derive(Debug, Clone)]
 pub(crate) enum Given {
     Row(GivenRow),
-    /// It has skipped everything in between.
+    /// The subscriber skipped everything in between.
     Lagged {
-        /// The last position that it knew.
+        /// The last position that the subscriber knew.
         from: Sequence,
-        /// Where it resumes.
+        /// Where the subscriber resumes.
         to: Sequence,
     },
-    /// It knows nothing any more.
+    /// The subscriber no longer knows anything.
     Expired {
         /// The position up to which rows may have been dropped.
         horizon: Sequence,
     },
-    /// Its first scan is complete.
+    /// The first scan of the subscriber is complete.
     CaughtUp {
         /// Everything up to here was delivered.
         at: Sequence,
@@ -60,32 +60,32 @@ pub(crate) enum Given {
     Failed,
 }
 
-/// A row, as news to a subscriber.
+/// A row that was delivered to a subscriber, with the news in it.
 #[derive(Debug, Clone)]
 pub(crate) struct GivenRow {
     pub row: Arc<Notification>,
-    /// The news, in their order.
+    /// The news, in order.
     pub news: Vec<(DbInstance, EventKind)>,
-    /// The indices of the filters of a set that want it.
+    /// The indices of the filters in a set that want the row.
     pub wanted_by: Vec<usize>,
-    /// The changed design documents, if it asked for them.
+    /// The changed design documents, if the subscriber asked for them.
     pub ddocs: Option<GivenDdocs>,
 }
 
 impl GivenRow {
-    /// The kinds of the news.
+    /// Returns the kinds of the news.
     pub fn kinds(&self) -> Kinds {
         self.news.iter().map(|(_, kind)| *kind).collect()
     }
 }
 
-/// The changed design documents.
+/// The design documents that changed.
 #[derive(Debug, Clone)]
 pub(crate) struct GivenDdocs {
-    /// The position after which they changed.
+    /// The position after which the design documents changed.
     pub since: Start,
-    /// Those with an id, each with the sequence of its notification.
+    /// The changed documents that have an id, each with the sequence of its notification.
     pub ids: Vec<(DdocId, Sequence)>,
-    /// Whether others may have changed as well.
+    /// Whether other design documents may have changed as well.
     pub may_be_any: bool,
 }

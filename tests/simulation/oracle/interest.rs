@@ -1,4 +1,4 @@
-//! [`Interest`]: what a subscriber wants, as the oracle understands it. It builds a filter, but does not call one.
+//! [`Interest`]: what a subscriber wants, as the oracle understands it. It can build a filter, but never calls one.
 
 use std::{borrow::Cow, collections::BTreeSet, fmt};
 
@@ -7,7 +7,7 @@ use notibus::{
     event::{DbName, DdocId, EventKind, Kinds},
 };
 
-/// A glob, with its meaning.
+/// A glob pattern, with a function that does the same.
 #[derive(Clone, Copy)]
 pub(crate) struct Glob {
     pattern: &'static str,
@@ -15,7 +15,7 @@ pub(crate) struct Glob {
 }
 
 impl fmt::Debug for Glob {
-    /// Without an address, which differs between processes.
+    /// The address of the function is left out, because it differs between processes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.pattern)
     }
@@ -42,7 +42,7 @@ pub(crate) struct Predicate {
 }
 
 impl fmt::Debug for Predicate {
-    /// Without an address, which differs between processes.
+    /// The address of the function is left out, because it differs between processes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.title)
     }
@@ -53,7 +53,7 @@ pub(crate) const PREDICATES: [Predicate; 2] = [
     Predicate { title: "not b", matches: |name| !name.ends_with('b') },
 ];
 
-/// The wanted databases.
+/// The databases that are wanted.
 #[derive(Debug, Clone)]
 pub(crate) enum Which {
     All,
@@ -69,14 +69,14 @@ pub(crate) enum Which {
 pub(crate) struct Interest {
     pub which: Which,
     pub kinds: Kinds,
-    /// The wanted design documents; all of them if `None`.
+    /// The design documents that are wanted; all of them if `None`.
     pub ddocs: Option<BTreeSet<DdocId>>,
-    /// Whether it asks for the ids of changed design documents, although it wants all of them.
+    /// Whether the subscriber asks for the ids of changed design documents, although it wants all of them.
     pub asks: bool,
 }
 
 impl Interest {
-    /// All kinds of events of these databases.
+    /// Wants all kinds of events of these databases.
     pub fn of(which: Which) -> Self {
         Self { which, kinds: Kinds::ALL, ddocs: None, asks: false }
     }
@@ -89,7 +89,7 @@ impl Interest {
         }
     }
 
-    /// The wanted kinds of events of the database `name`.
+    /// Returns the kinds of events that are wanted for the database `name`.
     pub fn kinds_of(&self, name: &DbName) -> Kinds {
         let all = |is: bool| if is { Kinds::ALL } else { Kinds::NONE };
         let here = match &self.which {
@@ -106,12 +106,12 @@ impl Interest {
         here.iter().filter(|kind| self.kinds.contains(*kind)).collect()
     }
 
-    /// Whether its deliveries name the changed design documents.
+    /// Whether the deliveries name the changed design documents.
     pub fn names_ddocs(&self) -> bool {
         self.asks || self.ddocs.is_some()
     }
 
-    /// Whether a change of the design document `id`, or without an id, is wanted of a database whose kind is wanted.
+    /// Whether a change of the design document `id`, or of one without an id, is wanted for a database for which that kind is wanted.
     pub fn wants_ddoc(&self, id: Option<&DdocId>) -> bool {
         match (&self.ddocs, id) {
             (Some(wanted), Some(id)) => wanted.contains(id),
@@ -119,7 +119,7 @@ impl Interest {
         }
     }
 
-    /// The indices of the members of its set that want one of `news` of the database `name`.
+    /// Returns the indices of the members of the set that want one of `news` for the database `name`.
     pub fn wanted_by(&self, name: &DbName, news: Kinds) -> Vec<usize> {
         let Which::Any(interests) = &self.which else { return vec![0] };
         let wants = |interest: &Self| {
@@ -128,7 +128,7 @@ impl Interest {
         (0..).zip(interests).filter(|(_, interest)| wants(interest)).map(|(place, _)| place).collect()
     }
 
-    /// The filter for it.
+    /// Builds the filter for this interest.
     pub fn filter(&self) -> Filter {
         const SOUND: &str = "what is drawn is a sound filter";
         let filter = match &self.which {

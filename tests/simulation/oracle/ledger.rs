@@ -1,8 +1,8 @@
 //! [`Ledger`]: every fact that a fold has made visible, by the name of its database.
 //!
-//! It is computed from the recorded events and from the counters that folds have taken. It does not use what rows say
-//! of earlier instances and times. A name has one living instance: when a fold makes another one visible, the
-//! previous one is gone at that moment, even if its own deletion was not folded.
+//! It is computed from the recorded events and from the counters that folds took. What rows say about earlier instances and times is not
+//! used. A name has one living instance: when a fold makes another one visible, the previous one is gone at that moment, even if its own
+//! deletion was not folded.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::given::Start;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ledger(BTreeMap<DbName, Facts>);
 
-/// The state of a name that readers of the feed see from a row on.
+/// The state of a name that readers of the feed see from a certain row on.
 #[derive(Debug, Clone, Copy)]
 struct Visible {
     /// The position of the row.
@@ -24,16 +24,16 @@ struct Visible {
 
 #[derive(Debug, Clone, Default)]
 struct Facts {
-    /// The visible states, row by row.
+    /// The visible states, in the order of their rows.
     rows: Vec<Visible>,
-    /// The rows at which a visible instance was gone.
+    /// The rows from which a visible instance was gone.
     deletions: Vec<Sequence>,
-    /// The newest fact of each kind of the newest instance.
+    /// The newest fact of each kind about the newest instance.
     newest: BTreeMap<EventKind, Sequence>,
     first: BTreeMap<(DbInstance, EventKind), Sequence>,
     /// The tombstones that were dropped.
     dropped: Vec<Sequence>,
-    /// The last row that tells of the end of an instance which nobody can have known, because one fold saw it come and go.
+    /// The last row that reports the end of an instance that nobody can have known, because one fold saw it come and go.
     shown: Option<Sequence>,
 }
 
@@ -45,7 +45,7 @@ impl Facts {
 }
 
 impl Ledger {
-    /// Records that a fold has made `kinds` of `instance` visible, by a row of `name` at `at`.
+    /// Records that a fold made `kinds` of `instance` visible in a row of `name` at `at`.
     pub fn fold(&mut self, name: &DbName, at: Sequence, instance: DbInstance, kinds: Kinds) {
         let facts = self.0.entry(name.clone()).or_default();
         let before = facts.rows.last().copied();
@@ -68,12 +68,12 @@ impl Ledger {
         facts.rows.push(Visible { at, instance, lives: !is_deleted && !was_deleted });
     }
 
-    /// Records that the row of `name` at `at` tells of an instance that has come and gone within its fold.
+    /// Records that the row of `name` at `at` reports an instance that came and went within its fold.
     pub fn show_end(&mut self, name: &DbName, at: Sequence) {
         self.0.entry(name.clone()).or_default().shown = Some(at);
     }
 
-    /// Whether a row of `name` after `to` tells of such an end, so that it covers an earlier one.
+    /// Whether a row of `name` after `to` reports such an end, so that it also covers an earlier end.
     pub fn is_shown_after(&self, name: &DbName, to: Sequence) -> bool {
         self.0.get(name).is_some_and(|facts| facts.shown > Some(to))
     }
@@ -83,7 +83,7 @@ impl Ledger {
         self.0.entry(name.clone()).or_default().dropped.push(at);
     }
 
-    /// The names of which there is any fact.
+    /// Returns the names about which there is any fact.
     pub fn names(&self) -> impl Iterator<Item = &DbName> {
         self.0.keys()
     }
@@ -96,20 +96,20 @@ impl Ledger {
         })
     }
 
-    /// The rows after `after` at which an instance of `name` was gone.
+    /// Returns the rows after `after` from which an instance of `name` was gone.
     pub fn deletions_after(&self, name: &DbName, after: Start) -> &[Sequence] {
         self.0.get(name).map_or(&[], |facts| {
             &facts.deletions[facts.deletions.partition_point(|deleted| !after.is_before(*deleted))..]
         })
     }
 
-    /// The newest fact of this kind of the newest instance of `name`, unless its tombstone was dropped.
+    /// Returns the newest fact of this kind about the newest instance of `name`, unless its tombstone was dropped.
     pub fn newest(&self, name: &DbName, kind: EventKind) -> Option<Sequence> {
         let facts = self.0.get(name).filter(|facts| !facts.is_dropped())?;
         facts.newest.get(&kind).copied()
     }
 
-    /// Whether this event of `instance` of `name` was a fact by the row at `at`.
+    /// Whether this event of the instance `instance` of `name` was a fact by the time of the row at `at`.
     pub fn was(&self, name: &DbName, instance: DbInstance, kind: EventKind, at: Sequence) -> bool {
         let first = self.0.get(name).and_then(|facts| facts.first.get(&(instance, kind)));
         first.is_some_and(|first| *first <= at)

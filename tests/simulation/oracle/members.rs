@@ -1,5 +1,5 @@
-//! The oracle on who may delete or reset a consumer: the janitor, once it has had no member for long enough, and then it has to; and an
-//! operator, whose call changes one consumer, and, unless it is by force, none that somebody works for.
+//! The oracle for deletions and resets of consumers. The janitor may, and must, delete a consumer that has had no member for long enough. A
+//! call of an operator changes one consumer, and, unless it is forced, none that somebody works for.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -17,40 +17,40 @@ use super::{
 };
 use crate::{findings::Findings, guarantee::Guarantee, kernel::Issuer, witness::Witness};
 
-/// The nodes with a role.
+/// The nodes that have a role.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Members {
     pub(super) nodes: BTreeSet<NodeId>,
-    /// The version, which is in microseconds, at which it has last had one.
+    /// The version, in microseconds, at which the role last had a node.
     pub(super) alive: u64,
 }
 
-/// A call by which an operator resets or deletes a consumer.
+/// A call in which an operator resets or deletes a consumer.
 #[derive(Debug, Clone)]
 pub(super) struct Operation {
     consumer: String,
     is_forced: bool,
-    /// Whether it has done that.
+    /// Whether the call has already done its work.
     is_done: bool,
 }
 
-/// The role of the members of `consumer`.
+/// Returns the role of the members of `consumer`.
 fn role(consumer: &str) -> String {
     format!("consumer:{consumer}")
 }
 
 impl Oracle {
-    /// From now on these consumers have to expire after the faults, and the janitor has to drop the tombstones that no consumer keeps.
+    /// From now on these consumers must expire after the faults, and the janitor must drop the tombstones that no consumer keeps.
     pub fn expect_janitor(&mut self, given_up: Vec<String>) {
         self.given_up = Some(given_up);
     }
 
-    /// Whether `consumer` exists. Two equal answers say that nothing has changed in between.
+    /// Whether `consumer` exists, with a count of changes: if two answers are equal, nothing changed in between.
     pub fn existence(&self, consumer: &str) -> (bool, u64) {
         (self.consumers.contains_key(consumer), self.consumer_changes)
     }
 
-    /// Records who has which role.
+    /// Records which nodes have which roles.
     pub(super) fn judge_members(
         &mut self,
         findings: &Findings,
@@ -59,7 +59,7 @@ impl Oracle {
     ) {
         for (item, change) in items {
             match item {
-                // A role whose removal had an unknown result is removed again.
+                // A role whose removal had an unknown result is removed again, so only real changes count.
                 StoredItem::Member(role, node) if change.before != change.after => {
                     let members = self.members.entry(role.clone()).or_default();
                     members.alive = seen.stamp.version();
@@ -82,10 +82,10 @@ impl Oracle {
         }
     }
 
-    /// Records when a node has last written its row.
+    /// Records when a node last wrote its row.
     fn see_beat(&mut self, seen: &ObservedCommit<'_>, node: NodeId, change: &Change) {
         let beat = |value: &Option<Bytes>| inspect::node(value.as_ref()?).ok().map(|(beat, _)| beat);
-        // A beat whose first commit had an unknown result is written twice, and others see only the first.
+        // A heartbeat whose first commit had an unknown result is written twice, but others only notice the first.
         match beat(&change.after) {
             None => drop(self.beats.remove(&node)),
             after if after != beat(&change.before) => drop(self.beats.insert(node, seen.stamp.version())),
@@ -93,7 +93,7 @@ impl Oracle {
         }
     }
 
-    /// Judges the deletion of the consumer `name` of notifications by a node, which is its expiry: operators are no nodes.
+    /// Judges the deletion of the consumer `name` of notifications by a node: it must be an expiry, because operators are not nodes.
     pub(super) fn judge_expiry(
         &self,
         findings: &Findings,
@@ -111,7 +111,7 @@ impl Oracle {
             return Guarantee::Kept.fails(format!("{name} has expired, and was created without an expiry"));
         };
         let alive = members.map_or(0, |members| members.alive).max(created);
-        // The janitor's clock may be a little fast.
+        // The janitor's clock may be slightly fast.
         let silent = Duration::from_micros(seen.stamp.version() - alive).mul_f64(1.1);
         if self.has_steady_clocks && silent < expiry {
             return Guarantee::Kept
@@ -121,15 +121,15 @@ impl Oracle {
         Ok(())
     }
 
-    /// From now on `issuer` resets or deletes `consumer`. Its call before has ended.
+    /// From now on `issuer` resets or deletes `consumer`. The operator's previous call has ended.
     pub fn operates(&mut self, issuer: Issuer, consumer: &str, is_forced: bool) {
         let consumer = consumer.to_owned();
         self.operations.insert(issuer, Operation { consumer, is_forced, is_done: false });
     }
 
-    /// Judges a reset or a deletion of the consumer `name`, if it is by an operator.
+    /// Judges a reset or deletion of the consumer `name`, if an operator did it.
     pub(super) fn judge_operation(&mut self, seen: &ObservedCommit<'_>, name: &str) -> Verdict {
-        // A commit that comes late is of a call that may have ended.
+        // A late commit may belong to a call that has ended.
         let operation = self.operations.get_mut(&seen.issuer).filter(|_| !seen.is_late);
         let Some(operation) = operation.filter(|operation| operation.consumer == name) else { return Ok(()) };
         if std::mem::replace(&mut operation.is_done, true) {
@@ -144,7 +144,7 @@ impl Oracle {
         for node in members.into_iter().flat_map(|members| &members.nodes) {
             let row = (seen.before)(&node_key(*node)).and_then(|row| inspect::node(&row).ok());
             let (Some((_, expiry)), Some(beaten)) = (row, self.beats.get(node)) else { continue };
-            // The operator's clock may be a little fast.
+            // The operator's clock may be slightly fast.
             let silent = Duration::from_micros(seen.stamp.version() - beaten).mul_f64(1.1);
             if silent < expiry {
                 return Guarantee::Kept.fails(format!(
@@ -155,7 +155,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// What the janitor has still to do.
+    /// Describes what the janitor still has to do.
     pub(super) fn janitor_owes(&self) -> Option<String> {
         let given_up = self.given_up.as_ref()?;
         if let Some(name) = given_up.iter().find(|name| self.consumers.contains_key(*name)) {

@@ -1,18 +1,18 @@
 //! [`Oracle`]: a naive model of the promises of the bus, which judges every commit.
 //!
-//! The oracle sees every commit when it happens: the touched keys, before and after. It trusts only the history that
-//! producers write in the same transactions, and judges from outside: what each reader is given has to follow from it.
+//! The oracle sees every commit when it happens: the keys that it touched, with their values before and after. It trusts only the history
+//! that producers write in the same transactions, and judges from the outside: whatever a reader receives must follow from the history.
 //!
 //! - each database has one row, which counts its recorded events once, and no fold commits under a lost lease ([`feed`]);
-//! - subscribers and readers of shards have received what the history owes them, by names and kinds ([`ledger`],
-//!   [`account`], [`readers`], [`interest`]);
+//! - subscribers and readers of shards have received what the history entitles them to, by names and kinds ([`ledger`], [`account`],
+//!   [`readers`], [`interest`]);
 //! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
-//! - a consumer works on everything that it wants, effects happen once, and cancelled work writes nothing ([`consumers`]); it is deleted
-//!   only by who may do so ([`members`]);
-//! - what is recorded after a copy of the store was put in its place is not lost, and no reader goes on who knows what is ([`restored`]);
-//! - who has passed a barrier, and a mirror, knows everything that was recorded before ([`freshness`]).
+//! - a consumer works on everything that it wants, effects happen once, and cancelled work writes nothing ([`consumers`]); only those who
+//!   are allowed to can delete it ([`members`]);
+//! - what is recorded after a restore is not lost, and no reader that knows what the restore lost continues ([`restored`]);
+//! - a reader that has passed a barrier, or a mirror, knows everything that was recorded before ([`freshness`]).
 //!
-//! After the faults all of it has to come to rest ([`finish`]).
+//! After the faults all of this must come to rest ([`finish`]).
 
 mod account;
 mod commit;
@@ -81,13 +81,13 @@ use crate::{
     witness::Witness,
 };
 
-/// The id of the feed of notifications in keys.
+/// The id of the feed of notifications within keys.
 const FEED: &[u8] = b"n";
 
-/// The number of the family of topologies, as it is packed into a key.
+/// The number of the family of topologies, as packed into keys.
 const TOPOLOGIES: &[u8] = b"\x15\x07";
 
-/// The key of the row of `node`.
+/// Returns the key of the row of `node`.
 fn node_key(node: NodeId) -> Vec<u8> {
     [BUS_PREFIX, &foundationdb_tuple::pack(&(10_u16, "main", 0_u16, &node.0[..]))].concat()
 }
@@ -103,30 +103,30 @@ struct Placed {
 #[derive(Clone)]
 pub(crate) struct Oracle {
     names: Vec<DbName>,
-    /// The nodes that each process has been, life by life.
+    /// The nodes that each process has been, per life of the process.
     nodes: BTreeMap<Issuer, BTreeSet<NodeId>>,
-    /// The nodes of before the store was opened again, which the first one that joins has to find removed.
+    /// The nodes from before the store was opened again. The first node that joins must find them removed.
     dead: BTreeSet<NodeId>,
-    /// When each node has last written its row, in versions, which are microseconds.
+    /// The version at which each node last wrote its row, in microseconds.
     beats: BTreeMap<NodeId, u64>,
-    /// Whether no clock jumps in this world, so that no node may be taken for dead too soon.
+    /// Whether no clock jumps in this world, so that no node may be considered dead too early.
     pub has_steady_clocks: bool,
     /// Whether layers leave older rows of documents behind.
     pub leaves_rows: bool,
     databases: BTreeMap<DbName, DbInstance>,
     recorded: BTreeMap<Db, Counters>,
-    /// How often each thing that must happen once has happened.
+    /// How many times each thing that must happen once has happened.
     once: BTreeMap<u64, u32>,
     rows: BTreeMap<DbName, Placed>,
-    /// The facts that folds have made visible.
+    /// The facts that folds made visible.
     ledger: Ledger,
-    /// All rows so far.
+    /// All rows so far, including removed ones.
     past: BTreeMap<Sequence, Arc<Notification>>,
     /// When a change of each design document was last recorded.
     recorded_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The stored rows of design documents.
     ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
-    /// The last notification of each design document, also when its row is gone.
+    /// The last notification of each design document, even if its row is gone.
     reported_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The shards of all topology entries so far.
     entries: Vec<Range<u64>>,
@@ -135,17 +135,17 @@ pub(crate) struct Oracle {
     members: BTreeMap<String, Members>,
     /// The last reset or deletion of a consumer by each operator.
     operations: BTreeMap<Issuer, Operation>,
-    /// The consumers that have to expire after the faults, if there is a janitor.
+    /// The consumers that must expire after the faults, if there is a janitor.
     given_up: Option<Vec<String>>,
     subscribers: BTreeMap<SubscriberId, Subscriber>,
     /// Whether databases have documents.
     has_documents: bool,
     /// The feeds of the documents of the databases that exist.
     documents: BTreeMap<DbInstance, DocFeed>,
-    /// The consumers that there have to be, and those that there are.
+    /// The consumers that should exist, and those that do.
     consumer_plans: BTreeMap<String, ConsumerPlan>,
     consumers: BTreeMap<String, ConsumerModel>,
-    /// The calls of their handlers.
+    /// The calls of the consumers' handlers.
     runs: BTreeMap<RunId, Run>,
     /// The latest run of each id of each consumer.
     last_runs: BTreeMap<(String, String), (FencingToken, RunId)>,
@@ -155,7 +155,7 @@ pub(crate) struct Oracle {
     deleted: BTreeSet<String>,
     /// How many consumers were created, reset or deleted.
     consumer_changes: u64,
-    /// How many commits have happened.
+    /// The number of commits so far.
     commits: u64,
     doc_tails: BTreeMap<DocTailId, DocTail>,
     /// The clients of `_db_updates`.
@@ -166,14 +166,14 @@ pub(crate) struct Oracle {
     next_reader: u64,
     /// The incarnation of the next rows.
     incarnation: Incarnation,
-    /// Whether the store stands before its own rows.
+    /// Whether the store is older than its own rows.
     is_older: bool,
-    /// The end of the incarnation before. A row of a document that stands behind it may be edited while it is read.
+    /// The end of the previous incarnation. A row of a document that is behind it may be edited while it is read.
     end: Sequence,
 }
 
 impl Oracle {
-    /// The model of a bus that does not exist yet, with databases of these names, which may have documents.
+    /// Makes the model of a bus that does not exist yet, with databases of these names, which may have documents.
     pub fn new(names: Vec<DbName>, has_documents: bool) -> Self {
         Self {
             names,
@@ -217,22 +217,22 @@ impl Oracle {
         }
     }
 
-    /// The number of topology entries so far.
+    /// Returns the number of topology entries so far.
     pub fn entries(&self) -> u32 {
         self.entries.len() as u32
     }
 
-    /// A process has joined as `node`.
+    /// Records that a process joined as `node`.
     pub fn joined(&mut self, issuer: Issuer, node: NodeId) {
         self.nodes.entry(issuer).or_default().insert(node);
     }
 
-    /// The store was opened again after all processes had crashed: who comes next need not wait until the others expire.
+    /// The store was opened again after all processes had crashed: the next node need not wait until the others expire.
     pub fn opened_again(&mut self) {
         self.dead = self.nodes.values().flatten().copied().collect();
     }
 
-    /// A process has crashed, or dropped everything that it had begun: its readers are gone.
+    /// A process crashed, or dropped everything that it had begun, so its readers are gone.
     pub fn gone(&mut self, issuer: Issuer) {
         self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer);
         self.followers.retain(|_, follower| follower.issuer != issuer);
@@ -243,7 +243,7 @@ impl Oracle {
         self.operations.remove(&issuer);
     }
 
-    /// One of the deleted instances of `name`, if there is one, as `random` decides.
+    /// Returns one of the deleted instances of `name`, if there is one, as `random` decides.
     pub fn gone_instance(&self, name: &DbName, random: u64) -> Option<Db> {
         let lives = self.databases.get(name);
         let gone = self.recorded.keys().filter(|db| db.name == *name && Some(&db.instance) != lives);
@@ -252,7 +252,7 @@ impl Oracle {
         gone.get(place as usize).map(|&db| db.clone())
     }
 
-    /// A commit has happened.
+    /// Judges and records a commit that happened.
     pub fn committed(&mut self, findings: &Findings, seen: &ObservedCommit<'_>) {
         let items: Vec<(StoredItem, &Change)> =
             seen.touched.iter().map(|(key, change)| (StoredItem::of(key), change)).collect();
@@ -278,7 +278,7 @@ impl Oracle {
         self.judge_consumers(findings, seen, items)
     }
 
-    /// Who joins after the store was opened again finds no node of before.
+    /// Judges whether a node that joins after the store was opened again finds nodes from before, which it must not.
     fn judge_joins(&mut self, seen: &ObservedCommit<'_>, items: &StoredChanges<'_>) -> Verdict {
         let joins = |(item, change): &(StoredItem, &Change)| {
             matches!(item, StoredItem::Node(_)) && change.before.is_none() && change.after.is_some()
@@ -295,7 +295,7 @@ impl Oracle {
         }
     }
 
-    /// Judges and records the changes of the layer.
+    /// Judges and records what a commit changed in the layer.
     fn judge_app(&mut self, seen: &ObservedCommit<'_>, items: &StoredChanges<'_>) -> Verdict {
         for (item, change) in items {
             match (item, &change.after) {
@@ -327,7 +327,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A commit was refused by the store.
+    /// Judges a commit that the store refused.
     pub fn refused(
         findings: &Findings,
         (issuer, is_late): (Issuer, bool),
@@ -353,7 +353,7 @@ impl Oracle {
         if writes(|item| matches!(item, StoredItem::App(AppKey::Worked(..)))) {
             findings.witness(Witness::WorkRefused);
         }
-        // A producer reads whether the shards of the feed of documents that it writes to are still open.
+        // A producer reads whether the shards of the feed of documents to which it writes are still open.
         let of_topologies = [BUS_PREFIX, TOPOLOGIES].concat();
         let is_of_bus = |range: &KeyRange| {
             range.begin.starts_with(BUS_PREFIX) && !range.begin.starts_with(&of_topologies)
@@ -367,7 +367,7 @@ impl Oracle {
     }
 }
 
-/// Makes pairs of the names of functions and the functions.
+/// Pairs the names of functions with the functions.
 macro_rules! tests {
     ($($($part:ident)::* { $($name:ident)* })*) => {
         [$({

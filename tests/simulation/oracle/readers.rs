@@ -1,4 +1,4 @@
-//! The debts to subscribers and to followers of shards, and what they have received.
+//! What subscribers and followers of shards must still receive, and what they have received.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,16 +26,16 @@ pub(crate) type FollowerId = u64;
 /// A follower, which reads the feed shard by shard.
 #[derive(Debug, Clone)]
 pub(crate) struct Follower {
-    /// Its process.
+    /// The process of the follower.
     pub(super) issuer: Issuer,
-    /// The rows that it has read.
+    /// The rows that the follower has read.
     read: BTreeSet<Sequence>,
-    /// The shards whose end it has received.
+    /// The shards whose end the follower has received.
     ended: BTreeSet<ShardId>,
 }
 
 impl Oracle {
-    /// Adds a subscriber, which is owed everything after `start`.
+    /// Adds a subscriber that must receive everything after `start`.
     pub fn subscribed(
         &mut self,
         issuer: Issuer,
@@ -61,7 +61,7 @@ impl Oracle {
         self.next_reader
     }
 
-    /// A subscriber resumes from `start`, as it claims. Earlier deliveries count.
+    /// A subscriber resumes from `start`, its claimed position. Earlier deliveries count.
     pub fn resumed(&mut self, findings: &Findings, id: SubscriberId, manner: Manner, start: Start) {
         self.judge_claim(findings, id, start, (Guarantee::Resumable, "goes on at"));
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
@@ -73,12 +73,12 @@ impl Oracle {
         subscriber.start = subscriber.start.min(start);
         subscriber.surely = subscriber.surely.min(start);
         subscriber.is_scanning = start == Start::Nothing;
-        // Rows after its position may come again.
+        // Rows after the claimed position may be delivered again.
         subscriber.order.clear();
         subscriber.manner = manner;
     }
 
-    /// Replaces the filter of a subscriber by `interest`. Newly wanted facts are owed after `start`, its claimed position.
+    /// Replaces the filter of a subscriber with `interest`. Newly wanted facts are due if they came after `start`, the claimed position.
     pub fn replaced(&mut self, findings: &Findings, id: SubscriberId, interest: &Interest, start: Start) {
         self.judge_claim(findings, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
         let wants = self.wants(interest);
@@ -90,15 +90,15 @@ impl Oracle {
         }
         subscriber.interest = interest.clone();
         subscriber.account.replace(&self.ledger, &wants, start);
-        // Rows that both filters want can be delivered again.
+        // Rows that both filters want may be delivered again.
         subscriber.order.clear();
     }
 
-    /// A subscriber claims that everything up to `position` was delivered to it. It is owed later events of the databases that exist there.
+    /// A subscriber claims that everything up to `position` was delivered. It must then get later events of the databases that exist there.
     pub fn stands(&mut self, findings: &Findings, id: SubscriberId, position: Start) {
         self.judge_claim(findings, id, position, (Guarantee::Bookmarkable, "stands at"));
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
-        // A barrier can name a position that it has passed already: then it knows what exists since.
+        // A barrier can name a position that was passed before, which is no news: the subscriber knows what has existed since.
         let is_news = position >= subscriber.surely;
         subscriber.surely = subscriber.surely.max(position);
         if let Start::At(position) = position {
@@ -125,8 +125,8 @@ impl Oracle {
         }
     }
 
-    /// The kinds of events that `interest` wants of each name. For a subscriber of some design documents, their changes
-    /// are judged by their ids.
+    /// Returns the kinds of events that `interest` wants for each name. For a subscriber of some design documents, changes to these are
+    /// judged by their ids.
     fn wants(&self, interest: &Interest) -> Wants {
         let kinds = |name: &DbName| -> Kinds {
             let by_id = |kind: &EventKind| *kind == EventKind::DdocUpdated && interest.ddocs.is_some();
@@ -135,13 +135,13 @@ impl Oracle {
         self.names.iter().map(|name| (name.clone(), kinds(name))).collect()
     }
 
-    /// The position of one of the rows so far, as `random` decides, if there is one.
+    /// Returns the position of one of the rows so far, as `random` decides, if there is one.
     pub fn some_position(&self, random: u64) -> Option<Sequence> {
         let place = random % (self.past.len() as u64).max(1);
         self.past.keys().nth(place as usize).copied()
     }
 
-    /// Judges something that a subscriber has received.
+    /// Judges something that a subscriber received.
     pub fn received(&mut self, findings: &Findings, id: SubscriberId, given: &Given) {
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         let taken = match given {
@@ -160,7 +160,7 @@ impl Oracle {
         }
     }
 
-    /// Judges a row that a subscriber has received; fails if it cannot get this row, or if owed news are missing.
+    /// Judges a row that a subscriber received; fails if this row cannot reach the subscriber, or if news that are due are missing.
     fn receive_row(&mut self, findings: &Findings, id: SubscriberId, given: &GivenRow) -> Verdict {
         let (row, real) = (&*given.row, self.past.get(&given.row.sequence));
         let was = |&(instance, kind): &(DbInstance, EventKind)| {
@@ -191,7 +191,7 @@ impl Oracle {
         subscriber.take_ddocs(findings, given, &changed)
     }
 
-    /// Records a dropped tombstone: a subscriber that may know its database, and did not receive it, has to expire.
+    /// Records that a tombstone was dropped: a subscriber that may know the database and did not receive the tombstone has to expire.
     pub(super) fn note_drop(&self, findings: &Findings, name: &DbName) {
         let is_owed = |subscriber: &Subscriber| !subscriber.account.deletions(&self.ledger, name).is_empty();
         if self.subscribers.values().any(is_owed) {
@@ -203,7 +203,7 @@ impl Oracle {
         self.subscribers.keys().find_map(|id| self.is_owed(*id, Sequence::MAX))
     }
 
-    /// A debt to the subscriber `id` of something that happened up to `to`.
+    /// Describes something that happened up to `to` and that the subscriber `id` must still receive.
     pub(super) fn is_owed(&self, id: SubscriberId, to: Sequence) -> Option<String> {
         let subscriber = self.subscribers.get(&id)?;
         let changed = Changed { ever: &self.reported_ddocs, stored: &self.ddocs };
@@ -216,7 +216,7 @@ impl Oracle {
         Some(format!("subscriber {id} of process {process} {} is owed {owed}", subscriber.describe()))
     }
 
-    /// Adds a follower, which reads the feed shard by shard, from the very beginning.
+    /// Adds a follower, which reads the feed shard by shard from the very beginning.
     pub fn followed(&mut self, issuer: Issuer) -> FollowerId {
         self.next_reader += 1;
         let follower = Follower { issuer, read: BTreeSet::new(), ended: BTreeSet::new() };
@@ -224,12 +224,12 @@ impl Oracle {
         self.next_reader
     }
 
-    /// Removes a follower, which has to begin again.
+    /// Removes a follower, which has to start over.
     pub fn unfollowed(&mut self, id: FollowerId) {
         self.followers.remove(&id);
     }
 
-    /// Judges rows that a follower has read.
+    /// Judges rows that a follower read.
     pub fn followed_rows(&mut self, findings: &Findings, id: FollowerId, rows: &[Arc<Notification>]) {
         let Some(follower) = self.followers.get_mut(&id) else { return };
         for row in rows {
@@ -248,7 +248,7 @@ impl Oracle {
         }
     }
 
-    /// Judges the end of a shard that a follower has received.
+    /// Judges that a follower received the end of a shard.
     pub fn followed_over(&mut self, findings: &Findings, id: FollowerId, shard: ShardId) {
         let Some(follower) = self.followers.get_mut(&id) else { return };
         findings.witness(Witness::ShardFollowedOver);
@@ -259,7 +259,7 @@ impl Oracle {
         }
     }
 
-    /// A row that a follower still has to read.
+    /// Describes a row that a follower has yet to read.
     pub(super) fn followers_owe(&self) -> Option<String> {
         self.followers.iter().find_map(|(id, follower)| {
             let mut rows = self.rows.values().map(|placed| placed.row.sequence);

@@ -1,5 +1,5 @@
-//! The oracle on restores: the store is as it was when the copy was taken, and so is what the oracle knows of it. What is outside of the
-//! store goes on: the processes, which are other ones, and clients over HTTP, some of which stand where the store has never been.
+//! The oracle for restores: the store is as it was when the copy was taken, and so is what the oracle knows about it. What is outside the
+//! store continues: new processes, and HTTP clients, some of which are at positions that the store never had.
 
 use notibus::{
     cursor::{Cursor, Knowledge},
@@ -8,33 +8,33 @@ use notibus::{
 
 use super::Oracle;
 
-/// How a copy was put in the place of the store.
+/// How the store was replaced with a copy.
 pub(crate) struct Restored {
-    /// The version of the copy, and the one with which the store goes on.
+    /// The version of the copy, and the version from which the store continues.
     pub versions: (u64, u64),
-    /// Readers up to here go on.
+    /// Readers up to here continue.
     pub kept: Sequence,
-    /// Readers behind this know what is lost.
+    /// Readers behind this position know rows that were lost.
     pub lost: Sequence,
     /// The incarnation of the rows that are written from now on.
     pub incarnation: Incarnation,
-    /// Whether the store stands before its own rows.
+    /// Whether the store is older than its own rows.
     pub is_older: bool,
 }
 
-/// What becomes of the position that a reader had before a restore.
+/// What happens to the position that a reader had before a restore.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Fate {
     #[default]
     Kept,
-    /// It may be refused: nothing that was lost is before it, which the store need not know.
+    /// The position may be refused. Nothing that was lost is before it, but the store need not know that.
     Either,
-    /// It has to be refused.
+    /// The position must be refused.
     Lost,
 }
 
 impl Fate {
-    /// The fate of the position that is written as `since`.
+    /// Returns the fate of the position that is written as `since`.
     fn of(since: &str, restored: &Restored) -> Self {
         let Ok(cursor) = since.parse::<Cursor>() else { return Self::Kept };
         let known = match cursor.knowledge() {
@@ -53,7 +53,7 @@ impl Fate {
 }
 
 impl Oracle {
-    /// Whether the store stands before its own rows.
+    /// Whether the store is older than its own rows.
     pub fn is_older(&self) -> bool {
         self.is_older
     }
@@ -72,7 +72,7 @@ impl Oracle {
         for client in self.web_clients.values_mut() {
             client.fate = Fate::of(&client.since, restored);
         }
-        // Times are versions. None has passed between the copy and now.
+        // Times are versions. They are shifted as if no time had passed since the copy.
         let (from, to) = restored.versions;
         let times =
             self.beats.values_mut().chain(self.members.values_mut().map(|members| &mut members.alive));
@@ -85,7 +85,7 @@ impl Oracle {
         }
     }
 
-    /// The incarnation was raised, after `version`: no node is left.
+    /// The incarnation was raised, after `version`, so no nodes are left.
     pub fn raised(&mut self, version: u64) {
         self.is_older = false;
         for members in self.members.values_mut().filter(|members| !members.nodes.is_empty()) {

@@ -1,4 +1,4 @@
-//! [`StoredItem`]: the meaning of a key of the bus, as far as a judge needs it. It is decoded here, without the decoders of the bus.
+//! [`StoredItem`]: the meaning of a key of the bus, as far as a judge needs it. It is decoded without the decoders of the bus.
 
 use foundationdb_tuple::{Element, unpack};
 use notibus::{
@@ -9,36 +9,36 @@ use notibus::{
 
 use crate::{app::AppKey, keyspace::BUS_PREFIX};
 
-/// The meaning of a key. Feeds are named by their bytes.
+/// The meaning of a key. A feed is identified by its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StoredItem {
     App(AppKey),
-    /// Something of the events that wait for a fold.
+    /// Part of the events that wait for a fold.
     Counters,
     FoldMark(u32),
     Row(Vec<u8>, ShardId, Sequence),
     Topology(Vec<u8>, Sequence),
     Horizon(Vec<u8>),
-    /// A changed design document; without an id, one that may be any.
+    /// A changed design document. Without an id, the change may be to any of them.
     Ddoc(Db, Option<DdocId>),
     Node(NodeId),
-    /// A node with a role, by the role.
+    /// A node that has a role, by the name of the role.
     Member(String, NodeId),
     Lease(String, u64),
     /// The row of a consumer.
     Consumer(String),
     ConsumerCheckpoint(String, ShardId),
-    /// An id that the checkpoint of its shard does not decide.
+    /// An id whose work is not covered by the checkpoint of its shard.
     Deferred(String, ShardId, Vec<u8>),
     LowWatermark(String),
-    /// For how long a consumer has had no member.
+    /// How long a consumer has been without a member.
     Idle(String),
-    /// Nothing that is judged.
+    /// A key that is not judged.
     Other,
 }
 
 impl StoredItem {
-    /// The meaning of `key`.
+    /// Decodes `key`.
     pub fn of(key: &[u8]) -> Self {
         if let Some(app) = AppKey::decode(key) {
             return Self::App(app);
@@ -47,7 +47,7 @@ impl StoredItem {
         elements.and_then(|elements| Self::of_elements(&elements)).unwrap_or(Self::Other)
     }
 
-    /// The meaning of the key of the tuple `elements`.
+    /// Decodes the key of the tuple `elements`.
     fn of_elements(elements: &[Element<'_>]) -> Option<Self> {
         let (family, rest) = elements.split_first()?;
         Some(match (int(family)?, rest) {
@@ -76,7 +76,7 @@ impl StoredItem {
         })
     }
 
-    /// The meaning of a key of the family of consumers.
+    /// Decodes a key of the family of consumers.
     fn of_consumer(part: u64, consumer: String, rest: &[Element<'_>]) -> Option<Self> {
         Some(match (part, rest) {
             (0, []) => Self::Consumer(consumer),

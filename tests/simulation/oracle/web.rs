@@ -1,8 +1,7 @@
-//! The debts to clients of `_db_updates` and `_changes`, and what they were sent.
+//! What clients of `_db_updates` and `_changes` must still be sent, and what they were sent.
 //!
-//! A client of `_db_updates` is owed the same as a subscriber, but a row for each type, and only `deleted` of a
-//! deleted database. It keeps only the text of a position from a row, a heartbeat or an end, and survives its
-//! process.
+//! A client of `_db_updates` must be sent the same as a subscriber, but with a row for each type, and only `deleted` for a deleted
+//! database. It keeps only the text of a position from a row, a heartbeat or an end, and outlives its process.
 
 use std::collections::BTreeSet;
 
@@ -26,23 +25,23 @@ pub(crate) type WebClientId = u64;
 /// A client of `_db_updates`.
 #[derive(Debug, Clone)]
 pub(crate) struct WebClient {
-    /// The process at which it is, and its number there.
+    /// The process that serves the client, and the client's number there.
     slot: (ProcessId, u32),
     kinds: Kinds,
     pub(super) account: Account,
-    /// The position from which it resumes.
+    /// The position from which the client resumes.
     pub(super) since: String,
-    /// What a restore means for it, until it is answered.
+    /// What a restore means for the client, until it gets an answer.
     pub(super) fate: Fate,
-    /// Everything up to here was certainly sent to it.
+    /// Everything up to here was certainly sent to the client.
     surely: Start,
-    /// The rows that it was sent in answer to the present request.
+    /// The rows that were sent in answer to the current request.
     sent: BTreeSet<(Sequence, DbName, EventKind)>,
 }
 
 impl Oracle {
-    /// The client at `slot`: a process, and a number there. It may have begun in an earlier life of the process; otherwise it wants
-    /// `kinds`, after `start`.
+    /// Returns the client at `slot`: a process, and a number there. The client may have begun in an earlier life of the process; otherwise
+    /// it wants `kinds`, after `start`.
     pub fn web_client(
         &mut self,
         slot: (ProcessId, u32),
@@ -71,7 +70,7 @@ impl Oracle {
         self.web_clients.iter().find(|(_, client)| client.slot == slot).map(|(&id, _)| id)
     }
 
-    /// A request of a client: its position and its types.
+    /// Begins a request of a client, and returns its position and its types.
     pub fn web_asks(&mut self, id: WebClientId) -> (String, String) {
         let Some(client) = self.web_clients.get_mut(&id) else { return Default::default() };
         client.sent.clear();
@@ -85,7 +84,7 @@ impl Oracle {
         (client.since.clone(), types.join(","))
     }
 
-    /// Judges a row that a client was sent: the name, the type and the position.
+    /// Judges a row that was sent to a client: the name, the type and the position.
     pub fn web_row(
         &mut self,
         findings: &Findings,
@@ -95,7 +94,7 @@ impl Oracle {
         let name = DbName::new(name).map_err(|error| error.to_string())?;
         let kind = EventKind::ALL.into_iter().find(|of| of.as_str() == kind).ok_or("it is of no type")?;
         let position = position_of(seq).ok_or_else(|| format!("{seq} is no position"))?;
-        // The last of the rows of a database has the position of the database's row, the others the one before it.
+        // The last of the rows of a database has the position of the database's row; the others have the position before that.
         let found = [position, after(position)].into_iter().enumerate().find_map(|(place, at)| {
             let row = self.past.get(&at).filter(|row| row.name == name)?;
             Some((place > 0, at, row.instance))
@@ -126,12 +125,12 @@ impl Oracle {
         self.web_stand(id, seq)
     }
 
-    /// Judges a position that a client was sent.
+    /// Judges a position that was sent to a client.
     pub fn web_stands(&mut self, id: WebClientId, seq: &str) -> Verdict {
         self.web_stand(id, seq)
     }
 
-    /// A client stands at `seq`, with a row or without.
+    /// A client is at `seq`, with or without a row.
     fn web_stand(&mut self, id: WebClientId, seq: &str) -> Verdict {
         let position = position_of(seq).ok_or_else(|| format!("{seq} is no position"))?;
         if let Some(client) = self.web_clients.get_mut(&id)
@@ -140,7 +139,7 @@ impl Oracle {
             let reason = format!("it goes on to {seq} from {}, which was lost", client.since);
             return Guarantee::ExpiredNotSilent.fails(reason);
         }
-        // Within an unfinished reading, a row that has moved on may still bring earlier events.
+        // In an unfinished reading, a row that has moved on may still bring earlier events.
         if is_plain(seq)
             && position >= self.horizon
             && let Some(owed) = self.web_is_owed(id, position)
@@ -155,7 +154,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges the refusal of a client's position as too old.
+    /// Judges whether a client's position was rightly refused as too old.
     pub fn web_expired(&mut self, findings: &Findings, id: WebClientId, horizon: Sequence) -> Verdict {
         let real = self.horizon;
         let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
@@ -175,10 +174,10 @@ impl Oracle {
         }
     }
 
-    /// A debt to a client of something that happened up to `to`.
+    /// Describes something that happened up to `to` and that a client must still be sent.
     fn web_is_owed(&self, id: WebClientId, to: Sequence) -> Option<String> {
         let client = self.web_clients.get(&id)?;
-        // Of a deleted database only `deleted` is sent.
+        // For a deleted database only `deleted` is sent.
         let is_sent = |name: &DbName, kind: EventKind| {
             kind == EventKind::Deleted || self.ledger.existed_at(name, Sequence::MAX)
         };
@@ -192,15 +191,14 @@ impl Oracle {
         })
     }
 
-    /// A client of `_changes` asks again: rows after its position may come again.
+    /// A client of `_changes` makes another request, so rows after its position may be sent again.
     pub fn doc_tail_goes_on(&mut self, id: DocTailId) {
         if let Some(tail) = self.doc_tails.get_mut(&id) {
             tail.at = Sequence::MIN;
         }
     }
 
-    /// Judges a row that a client of `_changes` was sent: the position, and the document's id, revision and whether
-    /// it is deleted.
+    /// Judges a row that was sent to a client of `_changes`: the position, the document's id and revision, and whether it is deleted.
     pub fn web_change(
         &mut self,
         id: DocTailId,
@@ -209,7 +207,7 @@ impl Oracle {
     ) -> Verdict {
         let at = position_of(seq).ok_or_else(|| format!("{seq} is no position"))?;
         let Some(tail) = self.doc_tails.get_mut(&id) else { return Ok(()) };
-        // The database may be gone by now, and another one may have its name.
+        // The database may be gone by now, and its name may be taken by another one.
         let Some(feed) = self.documents.get(&tail.instance) else { return Ok(()) };
         let is_row = feed.was(at, doc, rev, is_deleted);
         if !is_row || at <= tail.at {
@@ -221,17 +219,17 @@ impl Oracle {
     }
 }
 
-/// Whether `seq` says only that everything up to there is known, and nothing of an unfinished reading.
+/// Whether `seq` only says that everything up to it is known, and nothing about an unfinished reading.
 fn is_plain(seq: &str) -> bool {
     seq != "0" && !seq.contains('-')
 }
 
-/// The position in `seq`: up to which everything was sent.
+/// Returns the position in `seq`, up to which everything was sent.
 fn position_of(seq: &str) -> Option<Sequence> {
     Some(seq.parse::<Cursor>().ok()?.position())
 }
 
-/// The position directly after `at`.
+/// Returns the position directly after `at`.
 fn after(at: Sequence) -> Sequence {
     let mut bytes = at.as_bytes().to_vec();
     for byte in bytes.iter_mut().rev() {

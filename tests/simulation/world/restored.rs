@@ -1,8 +1,8 @@
-//! Restores: a copy of the store is put in its place, and all that came after the copy is lost.
+//! Restores: the store is replaced with a copy, and everything that came after the copy is lost.
 //!
-//! A folder is copied with its own history, and its versions go on: nobody has to raise the incarnation, but may. Of a store in memory,
-//! which stands for a cluster, the rows are copied into a fresh one, whose versions are all before those of the copy: the incarnation is
-//! raised before any process starts, or late.
+//! A folder is copied with its own history, and its versions continue: the incarnation may be raised, but need not be. For a store in
+//! memory, which stands for a cluster, the rows are copied into a fresh store whose versions are all before those of the copy: the
+//! incarnation is raised before any process starts, or late.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,21 +27,21 @@ use crate::{
     witness::Witness,
 };
 
-/// How many rows a transaction writes that restores them.
+/// The number of rows that a transaction of a restore writes.
 const ROWS_AT_ONCE: usize = 500;
 
 /// A copy of the store, and what the oracle knew when it was taken.
 pub(super) struct StoreCopy {
     rows: Rows,
-    /// The disk of a durable store.
+    /// The copied disk, if the store is durable.
     disk: Option<SimulatedDisk>,
     oracle: Oracle,
     version: u64,
-    /// The last sequence that the table of incarnations has.
+    /// The last sequence that the table of incarnations contains.
     end: Sequence,
 }
 
-/// A fresh store with these rows.
+/// Makes a fresh store with these rows.
 fn filled(env: Env, all: &Rows) -> Store {
     let store = Store::memory_in(env);
     let rows: Vec<_> = all.iter().collect();
@@ -56,7 +56,7 @@ fn filled(env: Env, all: &Rows) -> Store {
 }
 
 impl World {
-    /// Copies the store. A bus that has written no sequence yet has nothing to lose.
+    /// Copies the store, unless the bus has written no sequence yet and so has nothing to lose.
     pub(super) fn copy(&mut self) {
         let (rows, version) = (rows(&self.engine), ready(self.engine.begin().read_version()));
         let end = [BUS_PREFIX, &foundationdb_tuple::pack(&(26_u16, 0_u16))].concat();
@@ -68,7 +68,7 @@ impl World {
         self.copy = Some(StoreCopy { rows, disk, oracle: self.shared.oracle().clone(), version, end });
     }
 
-    /// All processes crash, and the copy is put in the place of the store.
+    /// Crashes all processes, and replaces the store with the copy.
     pub(super) fn restore(&mut self) {
         let shared = Arc::clone(&self.shared);
         let Some(plan) = shared.plan.restore.filter(|_| shared.phase() == Phase::Chaos) else { return };
@@ -111,8 +111,8 @@ impl World {
         }
     }
 
-    /// Raises the incarnation, if the store still stands before its own rows. Nodes find out by themselves; what has no node, and who writes
-    /// without a lease, is stopped.
+    /// Raises the incarnation if the store is still older than its own rows. Nodes find out by themselves; processes without a node, and
+    /// those that write without a lease, are stopped.
     pub(super) fn heal(&mut self) {
         if !self.shared.oracle().is_older() {
             return;

@@ -1,4 +1,4 @@
-//! `/{db}/_changes` returns the documents of a database in the order of their edits, from all shards or from one. `/{db}/_changes/_meta`
+//! `/{db}/_changes` returns the documents of a database in the order of their edits, from all shards or one shard. `/{db}/_changes/_meta`
 //! lists the shards at a sequence.
 
 mod source;
@@ -69,8 +69,7 @@ async fn one_shard(
     parts: Parts,
     body: Bytes,
 ) -> Answered {
-    let shard =
-        shard.parse().map_err(|_| Failure::not_found("A shard is a number; _meta tells which there are."))?;
+    let shard = shard.parse().map_err(|_| Failure::not_found("A shard is a number; _meta lists them."))?;
     feed(&served, &name, Some(ShardId(shard)), (parts, body)).await
 }
 
@@ -103,7 +102,7 @@ async fn feed(
         }
     };
     if shard.is_some() && query.descending {
-        return Err(Failure::bad_request("The rows of one shard come oldest first."));
+        return Err(Failure::bad_request("The rows of a single shard come oldest first."));
     }
     let feed = served.changes.feed(&db);
     let tag = match query.mode {

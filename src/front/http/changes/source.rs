@@ -1,9 +1,9 @@
-//! [`DocChanges`] reads the changes of a database for a feed. [`Counts`] counts those that are still to come.
+//! [`DocChanges`] reads the changes of a database for a feed. [`Counts`] counts the changes that are still to come.
 //!
-//! Notifications wake a waiting feed. Every edit records an event of its database in the same transaction, so a notification
-//! follows it, and the dispatcher of the process makes sure that no feed misses one. So such a feed needs a notifier on some node,
-//! as `_db_updates` does. A few things cause no notification: changes that were removed without an event, edits of a database that
-//! the bus takes for replaced, and a shard that another node has closed. The one poll of the process finds them.
+//! Notifications wake a waiting feed. Every edit records an event for its database in the same transaction, so a notification follows, and
+//! the dispatcher of the process makes sure that no feed misses it. So such a feed needs a notifier on some node, as `_db_updates` does. A
+//! few things cause no notification: changes removed without an event, edits of a database that the bus considers replaced, and a shard
+//! that another node has closed. The single poll of the process finds these.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -43,10 +43,10 @@ use crate::{
     },
 };
 
-/// The most rows of one read.
+/// The maximum number of rows in one read.
 const PAGE_ROWS: usize = 256;
 
-/// The most rows of one read with documents, whose size is unknown.
+/// The maximum number of rows in one read with documents, whose size is unknown.
 const PAGE_DOCS: usize = 32;
 
 /// The state that the routes of the changes share.
@@ -56,13 +56,13 @@ pub(super) struct Served {
     pub counts: Counts,
 }
 
-/// For each row of a page whether the layer keeps it; empty if it keeps all.
+/// Whether the layer keeps each row of a page; empty if it keeps all.
 type Kept = Vec<bool>;
 
 /// Which documents the feed shows, and how.
 pub(super) struct Shown {
     pub wanted: Wanted,
-    /// How the layer shows the documents, if the routers do not know how.
+    /// How the layer shows the documents, in the cases that the routers do not know.
     pub lens: Option<Arc<dyn DocView>>,
 }
 
@@ -80,14 +80,14 @@ fn load(
             let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
             return Ok((served.changes.rows(&db, &query, &*served.catalogue.databases).await?, Kept::new()));
         }
-        // A layer may be slow. That must not delay feeds that need nothing from it.
+        // A slow layer must not delay feeds that need nothing from it.
         let _turn = inner.doc_reads.acquire().await.expect("the semaphore is never closed");
         let documents = read(&served, &db, &query, lens);
         within(inner.env(), inner.options.doc_reads_limit, "the documents of a page", documents).await
     })
 }
 
-/// Reads what `query` asks for, and asks the layer which rows it keeps.
+/// Reads what `query` asks for, and asks the layer which rows to keep.
 async fn read(
     served: &Served,
     db: &Db,
@@ -112,15 +112,15 @@ pub(super) struct DocChanges {
     query: ChangesQuery,
     page_size: PageSize,
     shown: Shown,
-    /// Whether rows have their documents.
+    /// Whether rows include their documents.
     with_docs: bool,
-    /// In reverse order: the feed ends at this sequence.
+    /// Where a feed in reverse order ends.
     until: Sequence,
-    /// The rows that were read and not sent, each with whether the layer keeps it.
+    /// The rows that were read but not yet sent, each with whether the layer keeps it.
     rows: VecDeque<(ChangeRow, bool)>,
     /// Whether the feed has read everything.
     is_at_end: bool,
-    /// Where another shard has taken over.
+    /// Where another shard took over.
     resharded_at: Option<Sequence>,
     /// Whether no more rows will come, because the database or the dispatcher is gone.
     is_over: bool,
@@ -128,15 +128,14 @@ pub(super) struct DocChanges {
     seq: Cursor,
     /// How many rows the feed has passed.
     seen: u64,
-    /// What wakes a live feed: the notifications of the database, and the poll for what causes none.
+    /// What wakes a live feed: the notifications of the database, and the poll for changes that cause none.
     live: Option<(Subscription, Listener)>,
     /// The page that is being read.
     load: Option<Load<(ChangesPage, Kept)>>,
 }
 
 impl DocChanges {
-    /// Makes a feed of the changes of `db`, or of one shard, that `query` asks for, after `since`. Fails if a read from there
-    /// fails.
+    /// Makes a feed of the changes after `since` that `query` asks for, in `db` or in one shard of it. Fails if a read from there fails.
     pub async fn begin(
         served: &Arc<Served>,
         db: Db,
@@ -168,7 +167,7 @@ impl DocChanges {
             shard,
         };
         check(served, &db, shard, since).await?;
-        // The headers are sent at once, however long the first page takes.
+        // The read is only begun, so that the headers are sent at once, however long the first page takes.
         let load = Some(load(served, &db, &query, shown.lens.clone()));
         Ok(Self {
             served: Arc::clone(served),
@@ -189,7 +188,7 @@ impl DocChanges {
         })
     }
 
-    /// Sends this page next.
+    /// Takes the page to send next.
     fn turn(&mut self, (page, keeps): (ChangesPage, Kept)) {
         let ChangesPage { mut rows, mut next, mut more, mut resharded } = page;
         if self.page_size.cut(&mut rows, size_of_row) {
@@ -210,7 +209,7 @@ impl DocChanges {
         self.resharded_at = resharded.map(|resharded| resharded.at);
     }
 
-    /// Writes rows that were read.
+    /// Writes rows that were already read.
     fn write(&mut self, out: &mut Writer, limit: u64) {
         while out.rows() < limit
             && !out.is_full()
@@ -225,7 +224,7 @@ impl DocChanges {
         }
     }
 
-    /// Returns whether all rows that there are were written.
+    /// Returns whether all existing rows were written.
     fn is_done(&self) -> bool {
         self.rows.is_empty() && self.is_at_end
     }
@@ -262,8 +261,8 @@ impl Source for DocChanges {
             Some(shard) => heads.may_have_rows(shard, read),
             None => heads.any_may_have_rows(read),
         });
-        // The feed reads the store after each of these, and trusts only what it reads. Without a dispatcher no notifications come,
-        // so the feed sends the rows that there are and ends, and the client tries again.
+        // The feed reads the store after each wake-up, and trusts only what it reads. Without a dispatcher no notifications come, so the
+        // feed sends the existing rows and ends, and the client tries again.
         tokio::select! {
             update = updates.next() => self.is_over |= update.is_none(),
             () = found => {}
@@ -292,7 +291,7 @@ impl Source for DocChanges {
     }
 }
 
-/// Fails if a read of the changes from `since` fails. This is the last time that the status can say so.
+/// Fails if a read of the changes from `since` fails. Later, the HTTP status can no longer report a failure.
 async fn check(served: &Arc<Served>, db: &Db, shard: Option<ShardId>, since: Cursor) -> Result<()> {
     let feed = served.changes.feed(db);
     let _turn = served.catalogue.inner.reads.acquire().await.expect("the semaphore is never closed");
@@ -324,20 +323,20 @@ fn write_row(bytes: &mut Vec<u8>, row: &ChangeRow, seq: &Cursor, with_doc: bool)
     }
     if with_doc {
         bytes.extend_from_slice(b",\"doc\":");
-        // Line breaks are white space in JSON. They would end the row for clients that read line by line.
+        // Line breaks are white space in JSON, but they would end the row for clients that read line by line.
         let body = row.body.as_deref().unwrap_or(b"null");
         bytes.extend(body.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
     }
     bytes.push(b'}');
 }
 
-/// For how many feeds counts are remembered.
+/// The maximum number of feeds whose counts are remembered.
 const FEEDS_MAX: usize = 1_000;
 
-/// For how many positions of a feed counts are remembered.
+/// The maximum number of positions per feed whose counts are remembered.
 const POSITIONS_MAX: usize = 64;
 
-/// The rows that are counted: those of a database, or of one of its shards.
+/// Which rows are counted: those of a database, or of one of its shards.
 type Of = (DbInstance, Option<ShardId>);
 
 /// The counts of one feed.
@@ -351,21 +350,21 @@ struct Memory {
 
 /// Counts the rows after a position, and remembers the count for the next page.
 ///
-/// The store counts the rows of a database as they are written. So the number of rows after a position is the number of all rows
-/// without those before it. A client that reads in pages asks for this number with every page. The counts are remembered until a
-/// row is appended, so that a page costs its own rows only, and not all rows before it.
+/// The store counts the rows of a database as they are written. So the number of rows after a position is the number of all rows minus the
+/// number before it. A client that reads in pages asks for this number with every page. The counts are remembered until a row is appended,
+/// so that each page costs only its own rows, and not all rows before it.
 #[derive(Debug, Default)]
 pub(super) struct Counts(Mutex<HashMap<Of, Memory>>);
 
 impl Counts {
-    /// Returns how many rows of `feed`, or of its `shard`, come after `position`. Fails as a read does.
+    /// Returns how many rows of `feed`, or of its `shard`, come after `position`. Fails as reads do.
     pub async fn pending(&self, feed: &Feed<Change>, of @ (_, shard): Of, position: Sequence) -> Result<u64> {
         let Counted { behind, newest } = feed.behind(shard, position, self.known(of, position)).await?;
         self.remember(of, newest, (position, behind));
         Ok(behind)
     }
 
-    /// Returns the counts for the nearest positions around `position`.
+    /// Returns the known counts at the nearest positions before and after `position`.
     fn known(&self, of: Of, position: Sequence) -> Option<KnownMarks> {
         let counts = self.0.lock();
         let memory = counts.get(&of)?;

@@ -27,7 +27,7 @@ impl Wanted {
     }
 }
 
-/// Returns the part of `query` that only the layer can answer; `None` if there is none. `conflicts` and `attachments` mean nothing
+/// Returns the part of `query` that only the layer can answer; `None` if there is none. `conflicts` and `attachments` have no effect
 /// without documents.
 pub(super) fn asked(query: &Query, body: &Bytes, caller: &Caller) -> Option<ChangesRequest> {
     let filter = query.filter.clone().filter(|filter| !["_doc_ids", "_design"].contains(&&**filter));
@@ -45,8 +45,8 @@ pub(super) fn asked(query: &Query, body: &Bytes, caller: &Caller) -> Option<Chan
     })
 }
 
-/// Returns the documents that `query` and the body of a request ask for. Fails with 400, and with 503 if `bodies` has no room for
-/// their ids.
+/// Returns the documents that `query` and the body of a request ask for. Fails with 400 if they are malformed, and with 503 if `bodies` has
+/// no room for the ids.
 pub(super) fn wanted(query: &Query, body: &[u8], bodies: &Bodies) -> Result<Wanted, Failure> {
     let body = match body.trim_ascii() {
         b"" => None,
@@ -71,15 +71,15 @@ pub(super) fn wanted(query: &Query, body: &[u8], bodies: &Bodies) -> Result<Want
             })?;
             Ids::new(ids, bodies).map(Wanted::Ids)
         }
-        // A filter of the layer decides for each document.
+        // A filter of the layer decides about each document later.
         None | Some(_) => Ok(Wanted::All),
     }
 }
 
-/// The ids of documents that a feed has. A client may name as many ids as fit into a body, and open many such feeds. So the ids take
-/// little more memory than their text, and those of all feeds together have a bound.
+/// The ids of the documents in a feed. A client may name as many ids as fit into a body, and open many such feeds. So the ids take little
+/// more memory than their text, and the memory for the ids of all feeds is bounded.
 pub(super) struct Ids {
-    /// All ids in order, one behind the other.
+    /// All ids, sorted and concatenated.
     text: String,
     /// The place of each id in the text.
     places: Vec<(u32, u32)>,
@@ -87,7 +87,7 @@ pub(super) struct Ids {
 }
 
 impl Ids {
-    /// Remembers `ids`. Fails with 503 if there is no room for them.
+    /// Stores `ids`. Fails with 503 if there is no room for them.
     pub fn new(mut ids: Vec<&str>, bodies: &Bodies) -> Result<Self, Failure> {
         ids.sort_unstable();
         ids.dedup();
@@ -104,7 +104,7 @@ impl Ids {
         Ok(Self { text, places, _room: room })
     }
 
-    /// Returns whether `id` is one of them.
+    /// Returns whether `id` is one of the ids.
     pub fn has(&self, id: &str) -> bool {
         let at = |&(begin, end): &(u32, u32)| &self.text[begin as usize..end as usize];
         self.places.binary_search_by(|place| at(place).cmp(id)).is_ok()
@@ -124,7 +124,7 @@ mod tests {
         {
             assert_eq!(ids.has(id), is_known, "{id}");
         }
-        // Beside those 5 ids, which take one of two permits of 1 KiB, this one does not fit.
+        // This id does not fit beside those 5, which take one of two permits of 1 KiB.
         let long = "x".repeat(1_100);
         assert!(Ids::new(vec![&long], &bodies).is_err());
         drop(ids);

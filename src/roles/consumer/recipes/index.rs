@@ -1,7 +1,7 @@
 //! [`index`]: builds the indexes of databases when they need it.
 //!
-//! CouchDB's `ken` and `fabric2_index` keep pending builds in memory, and lose them with the process. Here the feed is the list of
-//! pending builds: the consumer has not finished the newest row of a database before its indexes are built.
+//! CouchDB's `ken` and `fabric2_index` keep pending builds in memory, and lose them with the process. Here the feed is the list of pending
+//! builds: the consumer finishes the newest row of a database only when its indexes are built.
 
 use std::{collections::BTreeSet, ops::Deref, time::Duration};
 
@@ -21,9 +21,9 @@ use crate::{
 /// The indexes of a database that need a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IndexDdocs {
-    /// Those of all design documents: documents have changed, or unknown design documents.
+    /// The indexes of all design documents: documents have changed, or it is unknown which design documents have.
     All,
-    /// Those of these design documents, which were written or deleted.
+    /// The indexes of these design documents, which were written or deleted.
     Only(BTreeSet<DdocId>),
 }
 
@@ -35,10 +35,10 @@ pub struct IndexBuild {
     pub db: Db,
     /// The indexes to build.
     pub ddocs: IndexDdocs,
-    /// Whether the database was created since its last build, as far as the consumer knows: there is no index yet, or the consumer has
-    /// lost its position, and builds once more.
+    /// Whether the database was created since its last build, as far as the consumer knows: either there is no index yet, or the consumer
+    /// lost its position, and builds again.
     pub is_fresh: bool,
-    /// The run of the consumer.
+    /// The run of the consumer that this build is part of.
     pub work: Work<Notification>,
 }
 
@@ -50,16 +50,16 @@ impl Deref for IndexBuild {
     }
 }
 
-/// The handler of a consumer that builds indexes: [`index`].
+/// The handler of a consumer that builds indexes. [`index`] makes one.
 #[derive(Debug, Clone)]
 pub struct Index<H>(H);
 
-/// A handler that builds the indexes of a database after it was created or updated, or its design documents have changed. Start the
-/// consumer at [`Cursor::BEGINNING`](crate::Cursor::BEGINNING), so that it builds those of all databases first, and with
-/// [`ConsumerOptions::index`].
+/// Makes a handler that builds the indexes of a database after the database was created or updated, or after its design documents changed.
+/// Start the consumer with [`ConsumerOptions::index`], and at [`Cursor::BEGINNING`](crate::Cursor::BEGINNING), so that it first builds the
+/// indexes of all databases.
 ///
-/// All nodes that run a member build. The changes of a database are gathered for [`ConsumerOptions::debounce`], and built once. If a
-/// database is deleted, its build is cancelled, and [`DbHandler::deleted`] is called.
+/// All nodes that run a member build indexes. The changes to a database are gathered for [`ConsumerOptions::debounce`], and indexed in one
+/// build. If a database is deleted, its build is cancelled, and [`DbHandler::deleted`] is called.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -104,7 +104,7 @@ impl<H: DbHandler<IndexBuild>> Handler<Work<Notification>> for Index<H> {
     }
 }
 
-/// The indexes of `db` that need a build, and whether it was created since the last one.
+/// Returns the indexes of `db` that need a build, and whether `db` was created since the last build.
 async fn wanted(work: &Work<Notification>, db: &Db) -> Result<(IndexDdocs, bool)> {
     let Some(news) = work.news() else { return Ok((IndexDdocs::All, false)) };
     let kinds = news.kinds();
@@ -118,7 +118,7 @@ async fn wanted(work: &Work<Notification>, db: &Db) -> Result<(IndexDdocs, bool)
     }
     let context = &work.run.held.context;
     let feed = NotificationFeed::new(context.clone(), context.feed.clone());
-    // They are read after the row, so they include later changes, which are built once more.
+    // The design documents are read after the row, so they include later changes, which will be built again.
     let changed = feed.ddocs(db, work.since()).await?;
     let ids: BTreeSet<_> = changed.ids.into_iter().map(|(id, _)| id).collect();
     let may_be_any = changed.nameless.is_some() || ids.is_empty();
@@ -126,7 +126,7 @@ async fn wanted(work: &Work<Notification>, db: &Db) -> Result<(IndexDdocs, bool)
 }
 
 impl ConsumerOptions {
-    /// The defaults of a consumer that builds indexes: the changes of 5 s in one build, and 4 builds at once in a shard.
+    /// The defaults for a consumer that builds indexes: it gathers the changes of 5 s into one build, and runs 4 builds at once in a shard.
     pub fn index() -> Self {
         Self::default().debounce(Duration::from_secs(5)).max_concurrency(4)
     }

@@ -1,7 +1,7 @@
-//! Recipes: what most layers want of a consumer, each a handler with a little code of its own.
+//! Recipes: what most layers want from a consumer. Each recipe is a handler with a little code of its own.
 //!
-//! [`index`] tells which indexes of a database need a build, [`replicate`] scans the changes of a database from where the last scan ended,
-//! and [`ParallelJob`] reads the shards of one database side by side, for either of them.
+//! [`index`] finds out which indexes of a database need a build, [`replicate`] scans the changes of a database from where the last scan
+//! ended, and [`ParallelJob`] reads the shards of one database side by side, for either of them.
 
 mod index;
 mod parallel;
@@ -21,19 +21,19 @@ use crate::base::{
     notification::Notification,
 };
 
-/// Works on databases: builds their indexes, if it is a handler of [`IndexBuild`]; or scans their changes, if it is one of [`Scan`]. A
-/// closure of either is a handler, too; it does nothing when a database is deleted.
+/// Works on databases: a handler of [`IndexBuild`] builds their indexes, and a handler of [`Scan`] scans their changes. A closure that
+/// takes either is a handler, too; it does nothing when a database is deleted.
 pub trait DbHandler<W>: Send + Sync + 'static {
     /// Works on a database. After a failure it is called again, for the same build, or from the saved position on, and must tolerate that.
     ///
-    /// If the database is deleted meanwhile, the future is dropped. All that it has started must end with it, as a [`ParallelJob`] does,
-    /// and each transaction that writes must call [`Run::verify`](crate::consumer::Run::verify), or [`Scan::save_in`]: a commit that is on
-    /// its way when the future is dropped then fails.
+    /// If the database is deleted meanwhile, the future is dropped. Everything that it has started must end with it, as a [`ParallelJob`]
+    /// does, and each transaction that writes must call [`Run::verify`](crate::consumer::Run::verify) or [`Scan::save_in`], so that a
+    /// commit that is on its way when the future is dropped fails.
     fn handle(&self, work: W) -> impl Future<Output = HandlerResult> + Send;
 
-    /// Called when databases have ended, before any work on a successor. Drop what was made for all databases of the name but the
-    /// successor, in transactions that call [`Run::verify`](crate::consumer::Run::verify): by then another node may have begun to work for
-    /// a later successor. It may be called again, or for a name on which nothing was worked.
+    /// Called when databases have ended, before any work on a successor. Drop what was made for all databases of the name except the
+    /// successor, in transactions that call [`Run::verify`](crate::consumer::Run::verify): another node may already be working for a later
+    /// successor. This may be called again, or for a name on which no work was done.
     fn deleted(&self, deleted: DeletedDb) -> impl Future<Output = HandlerResult> + Send {
         let _ = deleted;
         ready(Ok(()))
@@ -54,11 +54,11 @@ where
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DeletedDb {
-    /// The database. If several of its name have ended since the last work on the name, it is the last of them.
+    /// The database that ended. If several databases of the name have ended since the last work on the name, it is the last of them.
     pub db: Db,
     /// The database that has the name now. All others of the name have ended.
     pub successor: Option<DbInstance>,
-    /// The run of the consumer.
+    /// The run of the consumer that this call is part of.
     pub work: Work<Notification>,
 }
 
@@ -70,7 +70,7 @@ impl Deref for DeletedDb {
     }
 }
 
-/// The database whose end is news, and the one that lives.
+/// Returns the database whose end is news, and the one that exists now.
 fn databases(work: &Work<Notification>) -> Result<(Option<DeletedDb>, Option<Db>)> {
     let name = if let Some(row) = work.row() {
         row.name.clone()

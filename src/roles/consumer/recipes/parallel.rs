@@ -8,13 +8,13 @@
 //! task 2  ██████A                   █████C               D    ── all have read D: done
 //! ```
 //!
-//! All tasks of a round read at one version. A task whose rows take longer than a transaction lives continues at newer
-//! versions of its own (`A'`, `B`). If a task has done that, the tasks have read different states, and another round brings
-//! all of them to a newer one. A round only has to read what was written during the one before. It reads that ahead of the
-//! work, unless it is too much for memory. So sooner or later a round is read to the end at its version, however long the work
-//! takes. That version is the result of the job.
+//! All tasks of a round read at one version. A task that needs more time for its rows than a transaction lives continues at newer versions
+//! of its own (`A'`, `B`). If a task has done that, the tasks have read different states, and another round brings all of them to a newer
+//! one. A round only has to read what was written during the previous one. It reads these rows ahead of the work, unless they are too much
+//! for memory. So sooner or later a round is read to the end at its version, however long the work takes. That version is the result of the
+//! job.
 //!
-//! The shards of a topology entry are finished before those of the next: rows of one document come in order across a reshard.
+//! The shards of a topology entry are finished before those of the next, so that rows of one document come in order across a reshard.
 
 use std::{
     collections::HashMap,
@@ -42,7 +42,7 @@ use crate::{
     store::{Isolation, RetryPolicy, Transaction},
 };
 
-/// The most rows that the rounds after the first read ahead of the work.
+/// The maximum number of rows that a round after the first reads ahead of the work.
 const ROWS_HELD_MAX: usize = 100_000;
 
 /// How a parallel job works.
@@ -51,9 +51,9 @@ const ROWS_HELD_MAX: usize = 100_000;
 pub struct ParallelJobOptions {
     /// How many tasks work at once, 1 to 10,000; others wait. Default: 16.
     pub tasks_max: usize,
-    /// The most rows of a batch, 1 to 10,000. Default: 1,000.
+    /// The maximum number of rows in a batch, 1 to 10,000. Default: 1,000.
     pub batch_rows_max: usize,
-    /// How often a batch is tried before the job fails, at least once. Default: 5.
+    /// How many times a batch is tried before the job fails, at least 1. Default: 5.
     pub attempts_max: u32,
 }
 
@@ -64,7 +64,7 @@ crate::base::macros::setters!(ParallelJobOptions {
 });
 
 impl ParallelJobOptions {
-    /// The most tasks at once: a feed has no more shards.
+    /// The maximum number of tasks at once: no feed has more shards.
     pub const TASKS_MAX: usize = 10_000;
 }
 
@@ -76,27 +76,27 @@ impl Default for ParallelJobOptions {
 
 /// Rows that a task has to work on.
 pub struct ParallelBatch<R> {
-    /// The shard.
+    /// The shard of the rows.
     pub shard: ShardId,
     /// The rows, in order; at least one.
     pub rows: Vec<Arc<R>>,
-    /// A transaction that reads the store as it was when the rows were read. Only read with it. It lives 5 s from the begin of the
-    /// round. If a read fails with `transaction_too_old` (1007), read at a newer version of your own: what was written since comes
-    /// in a later batch.
+    /// A transaction that reads the store as it was when the rows were read. Only read with it. It lives for 5 s from the beginning of the
+    /// round. If a read fails with `transaction_too_old` (1007), read at a newer version of your own: what was written since comes in a
+    /// later batch.
     pub snapshot: Transaction,
-    /// 1, or more if the work on these rows has failed before.
+    /// The number of the attempt: 1, or more if the work on these rows has failed before.
     pub attempt: u32,
-    /// That of the run that the job is part of.
+    /// The consumer's run that the job is part of, if any.
     fence: Option<Arc<Run>>,
     feed: Feed<R>,
 }
 
 impl<R: FeedRow> ParallelBatch<R> {
-    /// Makes `tx` fail if the feed is removed or resharded before the commit; and, in a job of a
-    /// consumer ([`ParallelJob::with_work`]), if its run is over. Call it in each transaction that writes something permanent:
-    /// stopping a task does not stop a commit that is on its way.
+    /// Makes `tx` fail if the feed is removed or resharded, or the consumer's run is over ([`ParallelJob::with_work`]), before the commit.
+    /// Call it in each transaction that writes something permanent: stopping a task does not stop a commit on its way.
     ///
-    /// Fails with [`Error::NoFeed`] if the feed was removed, and with [`Error::Cancelled`] as [`Run::verify`](crate::consumer::Run::verify) does.
+    /// Fails with [`Error::NoFeed`] if the feed was removed, and with [`Error::Cancelled`] as [`Run::verify`](crate::consumer::Run::verify)
+    /// does.
     pub async fn verify(&self, tx: &Transaction) -> Result<()> {
         let topology = Topology::read(tx, self.feed.raw(), Isolation::Serializable);
         match &self.fence {
@@ -147,7 +147,7 @@ pub struct ParallelJob<R> {
     feed: Feed<R>,
     since: Cursor,
     options: ParallelJobOptions,
-    /// That of the run that the job is part of.
+    /// The consumer's run that the job is part of, if any.
     fence: Option<Arc<Run>>,
 }
 
@@ -163,7 +163,7 @@ struct Done {
 }
 
 impl<R: FeedRow> ParallelJob<R> {
-    /// A job for the rows of `feed` after `since`.
+    /// Makes a job for the rows of `feed` after `since`.
     pub fn new(feed: Feed<R>, since: impl Into<Cursor>) -> Self {
         Self { feed, since: since.into(), options: ParallelJobOptions::default(), fence: None }
     }
@@ -181,22 +181,22 @@ impl<R: FeedRow> ParallelJob<R> {
         Self { fence: Some(Arc::clone(&work.run)), ..self }
     }
 
-    /// Works through the feed until all tasks have read the same state. Returns its cursor, where the next job starts.
+    /// Works through the feed until all tasks have read the same state. Returns the cursor of that state, where the next job starts.
     ///
-    /// `work` gets each row at least once, newer rows of an id after older ones, and rows of different shards concurrently.
-    /// It may get a batch again after a failure, and must tolerate that. If a job from nothing has failed, drop what was derived: the
-    /// next one from nothing does not get what was deleted meanwhile.
+    /// `work` gets each row at least once, newer rows of an id after older ones, and rows of different shards concurrently. It may get a
+    /// batch again after a failure, and must tolerate that. If a job that started from nothing fails, drop what was derived from its rows:
+    /// the next job from nothing does not get what was deleted meanwhile.
     ///
     /// # Errors
     ///
-    /// [`Error::Task`] if `work` has failed too often, or panicked: the other tasks are stopped. [`Error::NoFeed`] if the feed was
-    /// removed, also if `work` has found that ([`ParallelBatch::verify`]). [`Error::Invalid`] if an option is out of its limits, and the errors of [`Feed::page`].
+    /// [`Error::Task`] if `work` fails too often or panics; other tasks are stopped. [`Error::NoFeed`] if the feed was removed, even if
+    /// `work` notices it ([`ParallelBatch::verify`]). [`Error::Invalid`] if an option is outside its limits. The errors of [`Feed::page`].
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, or fails, its tasks have ended when the drop returns, and all calls of `work` were dropped; the drop
-    /// waits for a poll of them that is under way on another thread. A commit that is on its way may still happen, unless
-    /// its transaction was checked ([`ParallelBatch::verify`]).
+    /// If the future is dropped or fails, all its tasks have ended and all calls of `work` have been dropped by the time the drop returns;
+    /// the drop waits for a poll of such a call that is under way on another thread. A commit that is on its way may still happen, unless
+    /// its transaction called [`ParallelBatch::verify`].
     pub async fn run<F, W>(&self, work: F) -> Result<Cursor>
     where
         F: Fn(ParallelBatch<R>) -> W + Send + Sync + 'static,
@@ -209,15 +209,15 @@ impl<R: FeedRow> ParallelJob<R> {
             return Err(Error::invalid("tasks of a parallel job", reason));
         }
         if options.attempts_max == 0 {
-            return Err(Error::invalid("attempts of a parallel job", "they are zero"));
+            return Err(Error::invalid("attempts of a parallel job", "the maximum is zero"));
         }
         let job = Self { feed: feed.clone(), since: *since, options: options.clone(), fence: fence.clone() };
         let task = Arc::new(Task { job, work });
         let turns = Arc::new(Semaphore::new(options.tasks_max));
-        // Where to read on in each shard; `None` if it was read to its end.
+        // Where to continue in each shard; `None` if it was read to its end.
         let mut cursors: HashMap<ShardId, Option<Cursor>> = HashMap::new();
         let (mut rounds_from, mut is_first) = (*since, true);
-        // Everything up to here was read. Shards whose last rows were dropped are gone, so no task checks it for them.
+        // Everything up to this position was read. Shards whose last rows were dropped are gone, so no task checks it for them.
         let mut read_to = *since;
         loop {
             let begin = async |tx: Transaction| {
@@ -233,7 +233,7 @@ impl<R: FeedRow> ParallelJob<R> {
                 entry.shards().filter_map(|shard| Some((shard, cursor(shard)?))).collect()
             });
             let entries: Vec<Vec<_>> = entries.collect();
-            // The first round has read most rows. The others are read ahead of the work, so that the snapshot lasts.
+            // The first round reads most rows. Later rounds read their rows ahead of the work, so that the snapshot lives long enough.
             let is_first = std::mem::take(&mut is_first);
             let mut held = if is_first { None } else { task.read_ahead(&entries, version).await? };
             let mut is_agreed = true;
@@ -270,7 +270,7 @@ impl<R: FeedRow> ParallelJob<R> {
 /// Rows of a shard that were read ahead, where to continue, and whether the shard has ended.
 type Held<R> = (Vec<Arc<R>>, Cursor, bool);
 
-/// The failure of a task that has panicked, or was stopped with its runtime.
+/// Returns the error for a task that panicked, or was stopped with its runtime.
 fn panicked(ended: Ended) -> Error {
     Error::Task { shard: None, attempts: 1, source: Arc::new(ended) }
 }
@@ -287,8 +287,8 @@ where
     F: Fn(ParallelBatch<R>) -> W + Send + Sync + 'static,
     W: Future<Output = HandlerResult> + Send + 'static,
 {
-    /// Works from `cursor` to the end of the shard at `version`, or at newer versions if that takes too long. Rows that were read
-    /// ahead reach to the end.
+    /// Works from `cursor` to the end of the shard at `version`, or at newer versions if that takes too long. Rows that were read ahead
+    /// already reach the end.
     async fn run(
         &self,
         shard: ShardId,
@@ -317,7 +317,7 @@ where
         }
     }
 
-    /// Reads the rest of the shards of all `entries` at `version`. `None` if that is too much for memory, or takes too long.
+    /// Reads the rest of the shards of all `entries` at `version`. Returns `None` if that is too much for memory, or takes too long.
     async fn read_ahead(
         &self,
         entries: &[Vec<(ShardId, Cursor)>],
@@ -338,7 +338,7 @@ where
         Ok(Some(held))
     }
 
-    /// Reads from `cursor` to the end of the shard at `version`, as far as `budget` allows.
+    /// Reads from `cursor` to the end of the shard at `version`; `None` if `budget` is too small, or the version too old.
     async fn read_shard_ahead(
         &self,
         (shard, mut cursor): (ShardId, Cursor),
@@ -361,7 +361,7 @@ where
         }
     }
 
-    /// The rows after `cursor` at `version`; `None` if that version is too old.
+    /// Reads the rows after `cursor` at `version`; `None` if that version is too old.
     async fn read(&self, shard: ShardId, cursor: Cursor, version: u64) -> Result<Option<ShardPage<R>>> {
         let ParallelJob { feed, options, .. } = &self.job;
         if let Some(gone) = feed.context.stats.health.ended() {
@@ -369,7 +369,7 @@ where
         }
         let read = async |tx: Transaction| {
             match feed.shard_page_in(&tx, shard, cursor, options.batch_rows_max).await {
-                // The shard was dropped since, so it had no more rows.
+                // The shard was dropped meanwhile, so it had no more rows.
                 Err(Error::NoShard { is_trimmed: true, .. }) => {
                     let to = cursor.position();
                     Ok(ShardPage { rows: Vec::new(), to, next: cursor, more: false, resharded: None })
@@ -380,7 +380,7 @@ where
         feed.context.store.read_at(version, read).await
     }
 
-    /// Calls `work` for `rows`, again after failures.
+    /// Calls `work` for `rows`, and calls it again after failures.
     async fn work_on(&self, shard: ShardId, rows: &[Arc<R>], version: u64) -> Result<()> {
         let ParallelJob { feed, options, fence, .. } = &self.job;
         let store = &feed.context.store;
@@ -398,7 +398,7 @@ where
             };
             let own = self.job.feed.raw().id.to_string();
             let source = match source.downcast::<Error>() {
-                // No attempt finds the feed again.
+                // No further attempt would find the feed.
                 Ok(error) if matches!(&*error, Error::NoFeed { feed } if *feed == own) => return Err(*error),
                 Ok(error) => error,
                 Err(source) => source,

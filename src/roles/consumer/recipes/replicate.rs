@@ -1,10 +1,10 @@
 //! [`replicate`]: scans the changes of databases, such as those that describe replications.
 //!
-//! It does what CouchDB's `couch_multidb_changes` does for its replicator, which reads all such databases from the beginning after every
-//! restart. Here the position of each scan is saved, in keys of the user, in the transactions of its effects.
+//! This does what CouchDB's `couch_multidb_changes` does for the replicator. CouchDB reads all such databases from the beginning after
+//! every restart; here the position of each scan is saved in keys of the user, in the same transactions as its effects.
 //!
-//! What the consumer has finished cannot be that position: a change is in the feed of its database at once, and its notification
-//! follows after a fold. The checkpoint of a shard may stand between the two:
+//! The checkpoint of the consumer cannot be that position: a change is in the feed of its database at once, but its notification follows
+//! only after a fold. The checkpoint of a shard may be between the two:
 //!
 //! ```text
 //!   notifications   ── db ─────────── other ──── db ──►
@@ -43,7 +43,7 @@ pub struct Scan {
     since: Cursor,
     /// Up to where pages were returned.
     read_to: Arc<Mutex<Cursor>>,
-    /// The key of the position.
+    /// The key under which the position is saved.
     key: Vec<u8>,
     work: Work<Notification>,
 }
@@ -54,7 +54,7 @@ async fn saved(tx: &Transaction, key: &[u8]) -> Result<Cursor> {
 }
 
 impl Scan {
-    /// The database.
+    /// The database that is scanned.
     pub fn db(&self) -> &Db {
         &self.db
     }
@@ -64,7 +64,7 @@ impl Scan {
         self.since
     }
 
-    /// The next changes, at most `limit`; none if all were read. If the handler succeeds, all that was returned counts as seen.
+    /// Returns the next changes, at most `limit`; none if all were read. If the handler succeeds, all returned changes count as seen.
     ///
     /// Fails as [`Feed::page`] does: with [`Error::Expired`](crate::Error::Expired) if deletions after the position were dropped.
     pub async fn page(&mut self, limit: usize) -> Result<FeedPage<Change>> {
@@ -80,14 +80,14 @@ impl Scan {
         }
     }
 
-    /// Begins again at [`Cursor::BEGINNING`], for a scan that has expired. Drop what was derived of the database before: what was
-    /// deleted since does not come.
+    /// Begins again at [`Cursor::BEGINNING`], for a scan that has expired. First drop what was derived from the database: the scan does not
+    /// return what was deleted since.
     pub fn begin_again(&mut self) {
         (self.since, *self.read_to.lock()) = (Cursor::BEGINNING, Cursor::BEGINNING);
     }
 
-    /// Saves in `tx`, with the effects of the page, that everything up to `to` is seen: [`FeedPage::next`] of a page. The next scan begins
-    /// there, whatever becomes of this one. Fails as [`Run::verify`](crate::consumer::Run::verify) does.
+    /// Saves in `tx`, together with the effects of a page, that everything up to `to`, its [`FeedPage::next`], is seen. The next scan
+    /// begins there, whatever becomes of this one. Fails as [`Run::verify`](crate::consumer::Run::verify) does.
     pub async fn save_in(&self, tx: &Transaction, to: Cursor) -> Result<()> {
         self.work.verify(tx).await?;
         tx.set(&self.key, &to.to_bytes());
@@ -103,19 +103,19 @@ impl Deref for Scan {
     }
 }
 
-/// The handler of a consumer that scans databases: [`replicate`].
+/// The handler of a consumer that scans databases. [`replicate`] makes one.
 #[derive(Debug, Clone)]
 pub struct Replicate<H> {
     prefix: Vec<u8>,
     handler: H,
 }
 
-/// A handler that scans the changes of a database after it was created or updated: from the beginning at first, and then from the saved
-/// position. It keeps the positions in keys that begin with `prefix`, which are the user's, and removes those of deleted databases. Start
-/// the consumer at [`Cursor::BEGINNING`], with a filter of the databases that are to be scanned.
+/// Makes a handler that scans the changes of a database after it was created or updated: first from the beginning, and then from the saved
+/// position. The handler keeps the positions in keys of the user that begin with `prefix`, and removes those of deleted databases. Start
+/// the consumer at [`Cursor::BEGINNING`], with a filter for the databases to scan.
 ///
-/// All nodes that run a member scan. An update during a scan causes another one afterwards. If a database is deleted, its scan is
-/// cancelled, and [`DbHandler::deleted`] is called. Members on several nodes, or after a restart, share no memory: keep what scans find
+/// All nodes that run a member scan databases. An update during a scan causes another scan afterwards. If a database is deleted, its scan
+/// is cancelled, and [`DbHandler::deleted`] is called. Members on several nodes, or after a restart, share no memory: keep what scans find
 /// in the store.
 ///
 /// ```
@@ -174,10 +174,10 @@ impl<H: DbHandler<Scan>> Handler<Work<Notification>> for Replicate<H> {
         let feed = Feed::new(Arc::clone(&context), FeedId::documents(db.instance));
         let (scanned, position) = (Arc::clone(&read_to), key.clone());
         self.handler.handle(Scan { db, feed, since, read_to, key, work: work.clone() }).await?;
-        // Everything that was returned is seen.
+        // Everything that was returned counts as seen.
         let read_to = *scanned.lock();
         let save = async |tx: Transaction| {
-            // The handler may have saved a later one.
+            // The handler may have saved a later position.
             if saved(&tx, &position).await?.position() < read_to.position() {
                 work.verify(&tx).await?;
                 tx.set(&position, &read_to.to_bytes());
@@ -189,7 +189,7 @@ impl<H: DbHandler<Scan>> Handler<Work<Notification>> for Replicate<H> {
 }
 
 impl<H> Replicate<H> {
-    /// What the keys of all databases of a name begin with. A name contains no zero byte in its length-prefixed form.
+    /// Returns what the keys of all databases of a name begin with. The length keeps one name from being a prefix of another.
     fn name_key(&self, db: &Db) -> Vec<u8> {
         let name = db.name.as_str().as_bytes();
         let len = u16::try_from(name.len()).expect("names are at most 1,024 bytes");
@@ -201,7 +201,7 @@ impl<H> Replicate<H> {
     }
 }
 
-/// Removes the positions of all databases of a name but the successor.
+/// Removes the positions of all databases of a name except the successor.
 async fn forget(work: &Work<Notification>, name: Vec<u8>, successor: Option<DbInstance>) -> Result<()> {
     let all = KeyRange::prefix(name.clone());
     let forget = async |tx: Transaction| {

@@ -1,8 +1,7 @@
-//! [`Files`]: the one way from a store to its disk.
+//! [`Files`]: the only way from a store to its disk.
 //!
-//! Tests and simulations use a disk that fails, fills up, or loses its power. The store uses only these operations. It relies on
-//! this: synced bytes survive a power failure, and any part of the other bytes may survive. A rename replaces a file at once or not
-//! at all.
+//! Tests and simulations use a disk that fails, fills up, or loses power. The store uses only these operations. It relies on these rules:
+//! synced bytes survive a power failure, any part of the other bytes may survive, and a rename replaces a file at once or not at all.
 
 use std::io;
 #[cfg(unix)]
@@ -16,30 +15,30 @@ use std::{
 #[cfg(unix)]
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-/// An opened folder. Its files are reached by its handle: if another folder takes its place, they are still those of this one.
+/// An open folder. Its files are reached through its handle, and remain those of this folder even if another one takes its place.
 pub trait Files: Send + Sync + 'static {
-    /// The names of its entries.
+    /// Returns the names of the entries.
     fn list(&self) -> io::Result<Vec<String>>;
     /// Opens a file.
     fn open(&self, name: &str, access: Access) -> io::Result<Box<dyn File>>;
-    /// Renames a file, and replaces a file that has the new name.
+    /// Renames a file. A file that has the new name is replaced.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Waits until its names are on disk.
+    /// Waits until the names in the folder are on disk.
     fn sync(&self) -> io::Result<()>;
-    /// Waits until its own name is on disk, and those of the folders around it.
+    /// Waits until the name of the folder itself, and those of the folders around it, are on disk.
     fn sync_parents(&self) -> io::Result<()>;
-    /// Locks the folder itself, which nobody can take away from below the lock, until the lock is dropped. `None` if another holder
-    /// has it.
+    /// Locks the folder until the lock is dropped; `None` if another holder has locked it. The lock is on the folder itself, which nobody
+    /// can replace underneath the lock.
     fn lock(&self) -> io::Result<Option<Lock>>;
-    /// Whether anybody has locked it.
+    /// Whether anybody has locked the folder.
     fn is_locked(&self) -> io::Result<bool>;
-    /// Whether its path still leads to it. It does not once it was moved, removed, or replaced.
+    /// Whether the path still leads to this folder. It does not once the folder was moved, removed, or replaced.
     fn is_in_place(&self) -> io::Result<bool>;
 }
 
-/// A lock, until it is dropped.
+/// A lock that is held until it is dropped.
 pub type Lock = Box<dyn Send + Sync>;
 
 /// What a file is opened for.
@@ -53,20 +52,20 @@ pub enum Access {
     Create,
 }
 
-/// An opened file.
+/// An open file.
 #[allow(clippy::len_without_is_empty, reason = "nobody asks whether a file is empty")]
 pub trait File: Send {
-    /// Its length, in bytes.
+    /// Returns the length, in bytes.
     fn len(&mut self) -> io::Result<u64>;
-    /// Reads bytes at `at` into `buffer`. It may read fewer bytes than asked for; it reads none at the end.
+    /// Reads bytes at `at` into `buffer`. May read fewer bytes than were asked for, and reads none at the end.
     fn read_at(&mut self, at: u64, buffer: &mut [u8]) -> io::Result<usize>;
-    /// Writes `bytes`, or some of them, at `at`, and returns how many.
+    /// Writes `bytes`, or some of them, at `at`. Returns how many bytes were written.
     fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<usize>;
-    /// Cuts it to `len`, and waits until that is on disk.
+    /// Cuts the file to `len`, and waits until that is on disk.
     fn cut(&mut self, len: u64) -> io::Result<()>;
     /// Waits until all writes are on disk.
     fn sync(&mut self) -> io::Result<()>;
-    /// Whether it still has a name: what is written to a removed file is lost.
+    /// Whether the file still has a name: what is written to a removed file is lost.
     fn has_name(&mut self) -> io::Result<bool>;
 }
 
@@ -85,7 +84,7 @@ pub(super) fn write_all(file: &mut dyn File, mut at: u64, mut bytes: &[u8]) -> i
     Ok(())
 }
 
-/// Fills `buffer` from `at` as far as the file goes, and returns the number of bytes.
+/// Fills `buffer` from `at` as far as the file reaches, and returns the number of bytes.
 pub(super) fn read_all(file: &mut dyn File, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
     let mut read = 0;
     while read < buffer.len() {
@@ -99,7 +98,7 @@ pub(super) fn read_all(file: &mut dyn File, at: u64, buffer: &mut [u8]) -> io::R
     Ok(read)
 }
 
-/// The text of a small file; `None` if there is no such file.
+/// Reads the text of a small file; `None` if there is no such file.
 pub(super) fn read_text(files: &dyn Files, name: &str) -> io::Result<Option<String>> {
     let mut file = match files.open(name, Access::Read) {
         Ok(file) => file,
@@ -115,7 +114,7 @@ pub(super) fn read_text(files: &dyn Files, name: &str) -> io::Result<Option<Stri
 /// The suffix of a file's name until the file is whole.
 pub(super) const UNFINISHED: &str = ".new";
 
-/// Creates the file `name` by `write`: after a power failure it is there as a whole, or as it was before.
+/// Creates the file `name` with what `write` puts into it. After a power failure the file is either complete or as it was before.
 pub(super) fn replace<T>(
     files: &dyn Files,
     name: &str,
@@ -130,7 +129,7 @@ pub(super) fn replace<T>(
         files.sync()?;
         Ok((file, written))
     };
-    // Free the room that it has taken, which commits need.
+    // Free the room that the unfinished file takes: commits need it.
     make().inspect_err(|_: &io::Error| drop(files.remove(&unfinished)))
 }
 
@@ -155,7 +154,7 @@ impl SystemFolder {
         Ok(Self { handle: opened(rustix::fs::CWD, &path)?, path })
     }
 
-    /// Opens the folder `path`. It is created if it does not exist, with its parents; only its owner may enter it.
+    /// Opens the folder `path`, and creates it with its parents if it does not exist. Only its owner may enter it.
     pub fn make(path: &Path) -> io::Result<Self> {
         let mut builder = fs::DirBuilder::new();
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
@@ -164,7 +163,7 @@ impl SystemFolder {
     }
 }
 
-/// A new handle on a folder.
+/// Opens another handle on a folder.
 #[cfg(unix)]
 fn opened(at: impl AsFd, path: &Path) -> io::Result<fs::File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -209,7 +208,7 @@ impl Files for SystemFolder {
     fn sync_parents(&self) -> io::Result<()> {
         for parent in self.path.ancestors().skip(1) {
             match opened(rustix::fs::CWD, parent).and_then(|parent| parent.sync_all()) {
-                // Parents that may not be read are not ours.
+                // Parents that this user may not open are not ours.
                 Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
                 _ => {}
             }
@@ -218,7 +217,7 @@ impl Files for SystemFolder {
     }
 
     fn lock(&self) -> io::Result<Option<Lock>> {
-        // A lock belongs to one opening of the handle.
+        // A lock belongs to one opening of the folder, so each lock needs its own handle.
         let handle = opened(&self.handle, Path::new("."))?;
         match handle.try_lock() {
             Ok(()) => Ok(Some(Box::new(handle))),

@@ -1,20 +1,19 @@
 //! [`History`]: the versions that a folder has used.
 //!
-//! Each opening begins its versions at the wall clock, or behind earlier ones, and uses an interval of versions.
-//! Another store has given out a position that is in none of them: this folder before an older copy took its place,
-//! or a store in memory that is gone.
+//! Each opening begins its versions at the wall clock, or after the earlier ones, and uses an interval of versions. A position outside all
+//! intervals was given out by another store: this folder before an older copy took its place, or a store in memory that is gone.
 
 use crate::base::{encoding::Reader, error::Result};
 
-/// How many openings are remembered. Positions of earlier ones count as those of another store.
+/// How many openings are remembered. Positions from earlier ones count as those of another store.
 const OPENINGS_MAX: usize = 4_096;
 
-/// The versions that a folder has used, an interval for each opening, oldest first.
+/// The versions that a folder has used, as one interval for each opening, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct History(Vec<(u64, u64)>);
 
 impl History {
-    /// Begins an opening whose versions go on from `version`.
+    /// Begins an opening whose versions continue from `version`.
     pub fn opened(&mut self, version: u64) {
         self.0.push((version, version));
         if self.0.len() > OPENINGS_MAX {
@@ -22,7 +21,7 @@ impl History {
         }
     }
 
-    /// Extends the present opening to `version`.
+    /// Extends the current opening to `version`.
     pub fn reached(&mut self, version: u64) {
         if let Some((_, last)) = self.0.last_mut() {
             *last = version;
@@ -34,13 +33,13 @@ impl History {
         self.end_of(version).is_some()
     }
 
-    /// The last version that the folder had used before the present opening.
+    /// The last version that the folder had used before the current opening.
     pub fn last_before_opening(&self) -> Option<u64> {
         let [.., (_, last), _] = &self.0[..] else { return None };
         Some(*last)
     }
 
-    /// The last version of the opening that has used `version`.
+    /// The last version of the opening that used `version`.
     pub fn end_of(&self, version: u64) -> Option<u64> {
         let later = self.0.partition_point(|(first, _)| *first <= version);
         let (_, last) = self.0[..later].last()?;

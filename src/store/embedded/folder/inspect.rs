@@ -22,11 +22,11 @@ pub struct FolderReport {
     pub rows: usize,
     /// The version of the newest commit, or of the newest opening.
     pub version: u64,
-    /// What is damaged. If anything is, rows may be missing, and old rows may be there.
+    /// The damage that was found. If there is any, rows may be missing or outdated.
     pub damages: Vec<Damage>,
     /// How many bytes after the last commit belong to unanswered commits; the next opening cuts them off.
     pub torn_len: u64,
-    /// Whether a process has it open. Then there may be more rows by now.
+    /// Whether a process has the folder open. In that case there may be more rows by now.
     pub is_open: bool,
 }
 
@@ -34,21 +34,21 @@ pub struct FolderReport {
 pub(in crate::store) struct Inspection {
     /// All undamaged rows.
     pub root: Rows,
-    /// The versions that it has used.
+    /// The versions that the folder has used.
     pub history: History,
     pub report: FolderReport,
 }
 
-/// Reads the folder `path`, which `files` are.
+/// Reads the folder `path` through `files`.
 pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspection> {
     try_inspect(files).map_err(|refusal| refusal.of(path))
 }
 
-/// How often a folder is read if processes open and close it meanwhile.
+/// How many times a folder is read at most, if processes open and close it meanwhile.
 const READS_MAX: usize = 3;
 
 fn try_inspect(files: &dyn Files) -> Result<Inspection, Refusal> {
-    // The files beside a damaged marker are as readable as ever.
+    // Damage to the marker does not make the other files unreadable.
     let of_marker = match check_marker(files, BadSectors::Pass)? {
         Marker::Missing => return Err(Refusal::unusable("there is no store in it")),
         Marker::Damaged(damage) => Some(damage),
@@ -59,8 +59,8 @@ fn try_inspect(files: &dyn Files) -> Result<Inspection, Refusal> {
         reads += 1;
         let before = state(files)?;
         let contents = recover::read(files, BadSectors::Pass)?;
-        // An opening cuts the end of the last journal, which looks like damage to who reads it at that moment. A process that has it
-        // open all the time does no such thing.
+        // Opening the folder cuts off the end of the last journal, which looks like damage to a reader at that moment. A process that has
+        // the folder open all the time does not do this.
         if contents.damages.is_empty() || reads == READS_MAX || state(files)? == before {
             break (contents, before.is_open);
         }
@@ -72,23 +72,23 @@ fn try_inspect(files: &dyn Files) -> Result<Inspection, Refusal> {
     Ok(Inspection { root, history, report })
 }
 
-/// What an opening of the folder, or its end, changes.
+/// The state that changes when a process opens or closes the folder.
 #[derive(PartialEq, Eq)]
 struct State {
     is_open: bool,
-    /// The last journal and its length, unless a process adds to it.
+    /// The last journal and its length, unless a process has the folder open and may add to it.
     last: Option<(u64, u64)>,
 }
 
 fn state(files: &dyn Files) -> io::Result<State> {
     let is_open = files.is_locked()?;
     let last = Names::of(files)?.journals.last().copied().filter(|_| !is_open);
-    // One that cannot be opened is reported by who reads it.
+    // A journal that cannot be opened is reported when it is read.
     let len = |number| Some((number, files.open(&journal_name(number), Access::Read).ok()?.len().ok()?));
     Ok(State { is_open, last: last.and_then(len) })
 }
 
-/// Writes a store with the content of `inspection` into the folder `path`, which `files` are, and which must be empty.
+/// Writes a store with the content of `inspection` into the folder `path`, which must be empty, through `files`.
 pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, inspection: &Inspection) -> Result<()> {
     try_copy(files, inspection).map_err(|refusal| refusal.of(path))
 }
@@ -97,7 +97,7 @@ fn try_copy(files: &dyn Files, inspection: &Inspection) -> Result<(), Refusal> {
     if check_marker(files, BadSectors::Fail)? != Marker::Missing {
         return Err(Refusal::unusable("there is a store in it; name an empty folder"));
     }
-    let _held = files.lock()?.ok_or_else(|| Refusal::in_use("another process makes a store in it"))?;
+    let _held = files.lock()?.ok_or_else(|| Refusal::in_use("another process is making a store in it"))?;
     Ok(make(files, (&inspection.root, inspection.report.version), &inspection.history)?)
 }
 

@@ -3,14 +3,12 @@
 //!
 //! # Invariants
 //!
-//! 1. A record is written only once all earlier ones are on disk. So a broken record with a whole one behind it was
-//!    whole once: it is damaged. A broken record with nothing behind it is the remains of a group that was not
-//!    answered when the power failed.
-//! 2. Behind the last group there is a [`Kind::Synced`] record. No commit waits for it, and the next group overwrites
-//!    it. It makes damage to the last group visible.
-//! 3. A journal has its name once its first record is on disk. The first record of the next journal has the length of
-//!    this one.
-//! 4. A snapshot has its name once it is whole and on disk; so any broken part of it is damage.
+//! 1. A record is written only once all earlier ones are on disk. So a broken record that is followed by a whole one was whole once: it is
+//!    damaged. A broken record with nothing after it is what is left of a group that was not answered when the power failed.
+//! 2. The last group is followed by a [`Kind::Synced`] record, which makes damage to the group visible. No commit waits for that record,
+//!    and the next group overwrites it.
+//! 3. A journal gets its name once its first record is on disk. That record has the length of the previous journal.
+//! 4. A snapshot gets its name once it is whole and on disk, so any broken part of it is damage.
 
 use std::{
     io,
@@ -35,15 +33,15 @@ pub(super) fn snapshot_seed(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x736e_6170_7368_6f74
 }
 
-/// The payload length at which a record of a snapshot's rows ends, in bytes.
+/// A record of a snapshot's rows ends once its payload has this many bytes.
 const ROWS_LEN: usize = 64 * 1_024;
 
 /// Why a record was not written.
 #[derive(Debug)]
 pub(in crate::store::embedded) enum Unwritten {
-    /// There was no room for it, and nothing of it is left. Another attempt may succeed.
+    /// There was no room for the record, and nothing of it is left. Another attempt may succeed.
     NoRoom(io::Error),
-    /// It may be on the disk, or not. No other record may follow.
+    /// The record may or may not be on disk. No other record may follow it.
     Failed(io::Error),
 }
 
@@ -53,21 +51,21 @@ impl From<io::Error> for Unwritten {
     }
 }
 
-/// The journal that commits are written to.
+/// The journal that new commits are written to.
 pub(super) struct Journal {
     file: Box<dyn File>,
     pub number: u64,
     /// The offset of the next record.
     pub end: u64,
     buffer: Vec<u8>,
-    /// Whether it has a record besides its first one.
+    /// Whether the journal has a record besides its first one.
     pub has_records: bool,
-    /// Whether no record may be added any more.
+    /// Whether no more records may be added.
     is_sealed: bool,
 }
 
 impl Journal {
-    /// Creates a journal, after one of length `previous_len` that ends with `version`.
+    /// Creates the journal that follows one of length `previous_len`, which ends with `version`.
     pub fn create(files: &dyn Files, number: u64, version: u64, previous_len: u64) -> io::Result<Self> {
         let mut buffer = Vec::new();
         record::append(&mut buffer, (journal_seed(number), 0), Kind::Journal, version, |out| {
@@ -77,12 +75,10 @@ impl Journal {
         Ok(Self { file, number, end: buffer.len() as u64, buffer, has_records: false, is_sealed: false })
     }
 
-    /// Opens the journal in `file`, whose last whole record is from `begin` to `end`. The bytes behind it are cut
-    /// off.
+    /// Opens the journal in `file`, whose last whole record is from `begin` to `end`. Anything after that record is cut off.
     ///
-    /// That record may never have been synced, because its process was killed. Or its sync may have failed, after
-    /// which the system takes lost pages for written. So it is written once more, and is on disk before another
-    /// record follows.
+    /// That record may never have been synced, because its process was killed. Or its sync failed, after which the system may treat lost
+    /// pages as written. So the record is written once more, and is on disk before another record follows.
     pub fn resume(mut file: Box<dyn File>, number: u64, (begin, end): (u64, u64)) -> io::Result<Self> {
         let mut last = vec![0; (end - begin) as usize];
         if read_all(&mut *file, begin, &mut last)? < last.len() {
@@ -107,7 +103,7 @@ impl Journal {
         record::append(&mut self.buffer, (journal_seed(self.number), self.end), kind, version, payload);
         match write_all(&mut *self.file, self.end, &self.buffer) {
             Err(error) if is_no_room(&error) => {
-                // A part of a record is none, but the room behind the journal is needed.
+                // A partial record does not count, but the room that it takes is needed.
                 self.file.cut(self.end)?;
                 self.mark(version);
                 return Err(Unwritten::NoRoom(error));
@@ -121,7 +117,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Marks the end. It is only needed to detect damage; the next record overwrites it, however much of it was written.
+    /// Marks the end, to make damage detectable. The next record overwrites the mark, even if only a part of the mark was written.
     fn mark(&mut self, version: u64) {
         self.buffer.clear();
         record::append(
@@ -136,18 +132,18 @@ impl Journal {
         }
     }
 
-    /// Whether it still has a name.
+    /// Whether the file of the journal still has a name.
     pub fn has_name(&mut self) -> io::Result<bool> {
         self.file.has_name()
     }
 
-    /// Adds no more records.
+    /// Refuses all further records.
     pub fn seal(&mut self) {
         self.is_sealed = true;
     }
 }
 
-/// Writes snapshot `number`: `root` at `version`. Returns it and its length. Fails soon after it `is_abandoned`.
+/// Writes snapshot `number`: `root` at `version`. Returns the file and its length. Fails soon after `is_abandoned` is set.
 pub(super) fn write_snapshot(
     files: &dyn Files,
     number: u64,
@@ -159,7 +155,7 @@ pub(super) fn write_snapshot(
     replace(files, &snapshot_name(number), |file| {
         let mut write = |kind, payload: &dyn Fn(&mut Vec<u8>)| {
             if is_abandoned.load(Ordering::Relaxed) {
-                return Err(io::Error::other("the store was dropped, or has failed, meanwhile"));
+                return Err(io::Error::other("the store was dropped, or failed, meanwhile"));
             }
             record.clear();
             record::append(&mut record, (seed, at), kind, version, payload);

@@ -1,5 +1,5 @@
-//! What a folder holds: its files by their names, the marker that tells its format, and the note that it was closed in order; and what
-//! can be wrong with it: [`Damage`], and the reasons not to open it.
+//! What a folder holds: its files by their names, the marker with its format, and the note that it was closed cleanly; and what can be
+//! wrong with it: [`Damage`], and the reasons not to open it.
 
 use std::{fmt, io, path::Path, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::base::error::{Error, OpenCause, Result};
 /// The file by which a store's folder is recognised.
 pub(super) const MARKER: &str = "NOTIBUS_STORE";
 
-/// The file with the version of a store that was closed in order. It does not exist while the store is open.
+/// The file with the version of a store that was closed cleanly. It does not exist while the store is open.
 pub(super) const CLOSED: &str = "NOTIBUS_CLOSED";
 
 /// The text of the marker: the format of the folder.
@@ -44,7 +44,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The files of the store. Others may be there: only a name that the store gives is one of its files.
+    /// Lists the files of the store. The folder may have others: only a file with a name that the store gives is one of its files.
     pub fn of(files: &dyn Files) -> io::Result<Self> {
         let mut found = Self::default();
         for name in files.list()? {
@@ -66,7 +66,7 @@ impl Names {
     }
 }
 
-/// The greatest number of a file: it has 16 digits.
+/// The greatest number that a file can have, with 16 digits.
 const NUMBER_MAX: u64 = 9_999_999_999_999_999;
 
 /// A place in a file whose bytes have changed since they were written.
@@ -91,7 +91,7 @@ impl fmt::Display for Damage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BadSectors {
     Fail,
-    /// Go on behind them, as behind other damage.
+    /// Continue after them, as after other damage.
     Pass,
 }
 
@@ -121,7 +121,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// The folder is no place for a store.
+    /// The folder cannot be used for a store.
     pub fn unusable(reason: impl Into<String>) -> Self {
         Self { cause: OpenCause::Unusable, reason: reason.into() }
     }
@@ -147,7 +147,7 @@ impl From<io::Error> for Refusal {
 }
 
 impl Marker {
-    /// Fails if it is damaged.
+    /// Fails if the marker is damaged.
     pub fn undamaged(self) -> Result<Self, Refusal> {
         match self {
             Self::Damaged(damage) => Err(Refusal::damaged(format!("{damage}; restore it from a copy"))),
@@ -156,7 +156,7 @@ impl Marker {
     }
 }
 
-/// Opens the folder `path`; with `is_made` it is created if it does not exist.
+/// Opens the folder `path`. With `is_made` the folder is created if it does not exist.
 #[cfg(unix)]
 pub(in crate::store) fn open_folder(path: &Path, is_made: bool) -> Result<Arc<dyn Files>> {
     if path.exists() && !path.is_dir() {
@@ -166,7 +166,7 @@ pub(in crate::store) fn open_folder(path: &Path, is_made: bool) -> Result<Arc<dy
     Ok(Arc::new(folder.map_err(|error| Refusal::from(error).of(path))?))
 }
 
-/// Elsewhere files cannot be reached by a handle of their folder.
+/// Fails, because other systems cannot reach files through a handle on their folder.
 #[cfg(not(unix))]
 pub(in crate::store) fn open_folder(path: &Path, _: bool) -> Result<Arc<dyn Files>> {
     Err(Refusal::unusable("stores in folders need a Unix system").of(path))
@@ -196,30 +196,30 @@ pub(super) fn check_marker(files: &dyn Files, bad_sectors: BadSectors) -> Result
         Some(FORMAT) => Ok(Marker::Finished),
         Some(FORMAT_UNFINISHED) => Ok(Marker::Unfinished),
         None if text.is_empty() => Ok(Marker::Unfinished),
-        None => damaged(format!("{text:?} is no format with its checksum")),
+        None => damaged(format!("{text:?} is not a format with its checksum")),
         Some(found) => Err(Refusal::unusable(format!(
-            "its format is {found:?}, this program knows {FORMAT:?}; export it with the program that has written it"
+            "its format is {found:?}, this program knows {FORMAT:?}; export it with the program that wrote it"
         ))),
     }
 }
 
-/// The content of a small file with this text: a line with its checksum.
+/// The content of a small file with this text: one line with the text and its checksum.
 fn sealed(text: &str) -> String {
     format!("{text} {:016x}\n", xxh3_64(text.as_bytes()))
 }
 
-/// The text of a small file, unless it is damaged.
+/// Returns the text of a small file from its content; `None` if the file is damaged.
 pub(super) fn unsealed(content: &str) -> Option<&str> {
     let (text, _) = content.rsplit_once(' ')?;
     (sealed(text) == content).then_some(text)
 }
 
-/// Writes a small file of the folder so that it is there as a whole, or as it was before.
+/// Writes a small file of the folder. After a power failure the file is either complete or as it was before.
 pub(super) fn write_text(files: &dyn Files, name: &str, text: &str) -> io::Result<()> {
     replace(files, name, |file| write_all(file, 0, sealed(text).as_bytes())).map(drop)
 }
 
-/// What an error of the disk means to a user who opens a folder.
+/// Explains a disk error to a user who opens a folder.
 pub(super) fn explain(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => format!(
@@ -227,7 +227,7 @@ pub(super) fn explain(error: &io::Error) -> String {
         ),
         io::ErrorKind::ReadOnlyFilesystem => format!("it is on a read-only file system ({error})"),
         io::ErrorKind::StorageFull => format!("its disk is full; make room ({error})"),
-        // Errors of the operating system are no damage: too many open files, a failing disk.
+        // Other errors of the operating system, such as too many open files or a failing disk, are not damage.
         _ => format!("it cannot be read or written ({error})"),
     }
 }

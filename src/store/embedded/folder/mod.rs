@@ -1,28 +1,27 @@
 //! A store's folder: the rows on disk, and the files around them.
 //!
-//! All rows are in memory, so the disk is only written to until the folder is opened again: a [`journal`] that grows
-//! by a record for each group of commits, and now and then a snapshot of all rows, which replaces the journals
-//! before it.
+//! All rows are in memory, so until the folder is opened again the disk is only written to: a [`journal`] that grows by a record for each
+//! group of commits, and now and then a snapshot of all rows, which replaces the journals before it.
 //!
 //! | file | content |
 //! |---|---|
 //! | `NOTIBUS_STORE` | the format; marks the folder as that of a store |
-//! | `NOTIBUS_CLOSED` | the version at which it was closed in order; gone while it is open |
+//! | `NOTIBUS_CLOSED` | the version at which the store was closed cleanly; gone while it is open |
 //! | `snapshot-N` | all rows that are in the journals before journal N |
 //! | `journal-N` | the commits since |
 //! | `….new` | unfinished files of a process that ended; removed at the next opening |
 //!
-//! The folder itself is locked by the process that has it open, and its files are reached by its handle. If it is moved or
-//! replaced, or its journal is removed, that process fails, and never writes into what has taken its place.
+//! A process that has the folder open locks the folder itself, and reaches the files through a handle on it. If the folder is moved or
+//! replaced, or its journal is removed, that process fails, and never writes into what took its place.
 //!
-//! When the journals have grown to the length of the snapshot, the next journal begins. Then its snapshot is written
-//! beside the commits, and older files are removed. So there may be several journals in a row.
+//! When the journals have grown to the length of the snapshot, the next journal begins. Then its snapshot is written while commits
+//! continue, and older files are removed. So there may be several journals in a row.
 //!
 //! # Room
 //!
-//! If the journals have grown to twice that length, commits wait for the snapshot: so the folder takes at most four times its
-//! rows, and a constant. If there is no room for a snapshot, or for a commit, commits fail for some time with `no_room`, not
-//! committed, and each tries again. An opening writes an overdue snapshot first, and goes on without it if there is no room.
+//! If the journals have grown to twice that length, commits wait for the snapshot, so the folder takes at most four times the size of its
+//! rows, plus a constant. If there is no room for a snapshot, or for a commit, commits fail with `no_room` for some time and have no
+//! effect, and each of them tries again. An opening writes an overdue snapshot first, and continues without it if there is no room.
 
 mod files;
 mod history;
@@ -63,7 +62,7 @@ use self::{
 use super::{core::Staged, rows::Rows};
 use crate::{base::error::Result, store::FolderOptions};
 
-/// How often to try to lock a folder, and the pause between two tries.
+/// How many times to try to lock a folder, and the pause between two tries.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -73,9 +72,9 @@ const SNAPSHOT_PAUSE: Duration = Duration::from_millis(100);
 /// When a store writes its snapshots.
 #[derive(Debug, Clone, Copy)]
 pub struct FolderTuning {
-    /// The least length of the journals before a snapshot is written, in bytes.
+    /// The minimum length of the journals before a snapshot is written, in bytes.
     pub journal_len_min: u64,
-    /// For how long commits wait for an overdue snapshot that has no room.
+    /// How long commits wait for an overdue snapshot that has no room.
     pub no_room_wait: Duration,
     /// Whether a thread writes snapshots. Otherwise commits wait for them.
     pub has_threads: bool,
@@ -92,17 +91,17 @@ pub(super) struct Folder {
     files: Arc<dyn Files>,
     options: FolderTuning,
     journal: Journal,
-    /// The version of this opening, until the journal has it.
+    /// The version of this opening, until it is in the journal.
     unopened: Option<u64>,
-    /// The versions that it has used.
+    /// The versions that the folder has used.
     history: History,
-    /// The length of the journals since the snapshot, without the last one.
+    /// The total length of the journals since the snapshot, except for the last one.
     sealed_len: u64,
     snapshots: Arc<Mutex<Snapshots>>,
     writing: Option<thread::JoinHandle<()>>,
-    /// Since when commits wait for an overdue snapshot that fails.
+    /// Since when commits have been waiting for an overdue snapshot that fails.
     waiting_since: Option<Instant>,
-    /// Ends the writing of a snapshot, which nobody needs any more: a large one takes seconds.
+    /// Set to stop the writing of a snapshot that is no longer needed: a large one takes seconds.
     is_abandoned: Arc<AtomicBool>,
     marker: Box<dyn File>,
     /// Keeps other processes out. It is dropped last.
@@ -110,19 +109,19 @@ pub(super) struct Folder {
 }
 
 struct Snapshots {
-    /// The newest one.
+    /// The file of the newest snapshot.
     file: Box<dyn File>,
-    /// The length of the newest one.
+    /// The length of the newest snapshot.
     len: u64,
-    /// Whether one is being written.
+    /// Whether a snapshot is being written.
     is_writing: bool,
-    /// The length of the journals at which the next one is due. Grows when one has failed.
+    /// The length of the journals at which the next snapshot is due. Grows when a snapshot fails.
     due_at: u64,
-    /// Whether one was finished, and the journals before it were removed.
+    /// Whether a snapshot was finished, and the journals before it were removed.
     is_finished: bool,
-    /// Why the last one was not finished.
+    /// Why the last snapshot was not finished.
     error: Option<String>,
-    /// Whether that was logged since one was finished.
+    /// Whether the failure was logged since the last snapshot that was finished.
     is_said: bool,
 }
 
@@ -131,9 +130,9 @@ pub(super) struct Opened {
     pub folder: Folder,
     /// All rows.
     pub root: Rows,
-    /// The version to go on from.
+    /// The version to continue from.
     pub version: u64,
-    /// The versions that it has used.
+    /// The versions that the folder has used.
     pub history: History,
 }
 
@@ -145,8 +144,8 @@ impl Snapshots {
 }
 
 impl Folder {
-    /// Opens the store in the folder `path`, which `files` are, and makes it if the folder is empty. Versions go on from `version`, or
-    /// behind the used ones if they are later.
+    /// Opens the store in the folder `path` through `files`, and creates it if the folder is empty. Versions continue from `version`, or
+    /// after the used versions if those are later.
     pub fn open(files: Arc<dyn Files>, path: &Path, options: FolderTuning, version: u64) -> Result<Opened> {
         Self::try_open(files, options, version).map_err(|refusal| refusal.of(path))
     }
@@ -181,12 +180,12 @@ impl Folder {
             _lock: lock,
         };
         match folder.note_opening() {
-            // It is noted with the first commit.
+            // The opening is noted with the first commit instead.
             Err(Unwritten::NoRoom(error)) => tracing::warn!(%error, "there is no room for commits"),
             Err(Unwritten::Failed(error)) => return Err(error.into()),
             Ok(()) if folder.is_overdue() => {
                 if let Err(error) = folder.begin_snapshot(&root, version, false) {
-                    tracing::warn!(%error, "no new journal could be begun; the present one goes on");
+                    tracing::warn!(%error, "no new journal could be begun; the current one continues");
                 }
             }
             Ok(()) => {}
@@ -198,7 +197,7 @@ impl Folder {
         Ok(Opened { folder, root, version, history })
     }
 
-    /// Notes the opening in the journal, unless that has it.
+    /// Notes the opening in the journal, unless it is there already.
     fn note_opening(&mut self) -> Result<(), Unwritten> {
         if let Some(version) = self.unopened {
             self.journal.append(Kind::Opening, version, |_| {})?;
@@ -207,14 +206,14 @@ impl Folder {
         Ok(())
     }
 
-    /// Notes that the store is closed in order at `version`.
+    /// Records that the store was closed cleanly at `version`.
     pub fn close(&mut self, version: u64) -> io::Result<()> {
         self.wait();
         self.check_files()?;
         write_text(&*self.files, CLOSED, &version.to_string())
     }
 
-    /// Fails unless the next opening finds what was written: the path still leads to the folder, and its files have their names.
+    /// Fails unless the next opening will find what was written: the path still leads to the folder, and its files have their names.
     fn check_files(&mut self) -> io::Result<()> {
         let is_whole =
             self.marker.has_name()? && self.snapshots().file.has_name()? && self.journal.has_name()?;
@@ -249,8 +248,8 @@ impl Folder {
         Ok(())
     }
 
-    /// Writes the changes of a group, all or nothing, and waits until they are on disk. After [`Unwritten::Failed`] no group may
-    /// be written any more.
+    /// Writes the changes of a group, all or nothing, and waits until they are on disk. After [`Unwritten::Failed`] no further group may be
+    /// written.
     pub fn persist(&mut self, staged: &Staged) -> Result<(), Unwritten> {
         let mut keys: Vec<_> = staged.keys().collect();
         keys.sort_unstable();
@@ -272,8 +271,8 @@ impl Folder {
         if self.is_snapshot_due()
             && let Err(error) = self.begin_snapshot(&staged.root, staged.version, self.options.has_threads)
         {
-            // The group is on disk all the same, and later ones can be.
-            tracing::warn!(%error, "no new journal could be begun; the present one goes on");
+            // The group is on disk nevertheless, and later groups can still be written.
+            tracing::warn!(%error, "no new journal could be begun; the current one continues");
             self.snapshots().due_at = self.retry_at();
         }
         Ok(())
@@ -314,11 +313,11 @@ impl Folder {
         self.journals_len() >= 2 * self.due_at()
     }
 
-    /// Begins the next journal, and has the snapshot of `root` at `version` written, which replaces the earlier
-    /// journals; in a thread, or before it returns.
+    /// Begins the next journal, and has the snapshot of `root` at `version` written, which replaces the earlier journals: in a thread, or
+    /// before this returns.
     fn begin_snapshot(&mut self, root: &Rows, version: u64, in_thread: bool) -> io::Result<()> {
         self.wait();
-        // A journal without records was begun for a snapshot that has failed.
+        // A journal without records was begun for a snapshot that failed.
         if self.journal.has_records {
             self.begin_journal(version)?;
         }
@@ -343,7 +342,7 @@ impl Folder {
         match thread.spawn(|| task.run()) {
             Ok(writing) => self.writing = Some(writing),
             Err(error) => {
-                tracing::warn!(%error, "no thread could be started for a snapshot; the journals go on");
+                tracing::warn!(%error, "no thread could be started for a snapshot; the journals keep growing");
                 let retry_at = self.retry_at();
                 let mut snapshots = self.snapshots();
                 (snapshots.is_writing, snapshots.due_at) = (false, retry_at);
@@ -352,13 +351,13 @@ impl Folder {
         Ok(())
     }
 
-    /// Begins the next journal, behind `version`.
+    /// Begins the next journal, after `version`.
     fn begin_journal(&mut self, version: u64) -> io::Result<()> {
         let number = self.journal.number + 1;
         let next = match Journal::create(&*self.files, number, version, self.journal.end) {
             Ok(next) => next,
             Err(error) => {
-                // It may have its name already. Then nothing may be added to the previous journal.
+                // The new journal may already have its name. In that case nothing may be added to the previous journal.
                 match self.files.remove(&journal_name(number)) {
                     Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
                     removed => {
@@ -374,7 +373,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Ends the writing of a snapshot.
+    /// Stops the writing of a snapshot.
     fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Relaxed);
     }
@@ -384,7 +383,7 @@ impl Folder {
         if let Some(writing) = self.writing.take()
             && writing.join().is_err()
         {
-            tracing::error!("the thread that writes snapshots has panicked");
+            tracing::error!("the thread that writes snapshots panicked");
             self.snapshots().is_writing = false;
         }
     }
@@ -392,7 +391,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // One that was closed in order has no unfinished snapshot.
+        // A folder that was closed cleanly has no unfinished snapshot.
         self.abandon();
         self.wait();
     }
@@ -403,7 +402,7 @@ struct SnapshotTask {
     number: u64,
     root: Rows,
     version: u64,
-    /// The versions that were used up to there.
+    /// The versions that the folder has used up to `version`.
     history: History,
     snapshots: Arc<Mutex<Snapshots>>,
     /// The length of the journals at which to try again after a failure.
@@ -435,7 +434,7 @@ impl SnapshotTask {
             }
             Err(error) => {
                 if !std::mem::replace(&mut snapshots.is_said, true) {
-                    tracing::warn!(%error, "a snapshot was not finished; it is tried again");
+                    tracing::warn!(%error, "a snapshot was not finished; it will be tried again");
                 }
                 (snapshots.due_at, snapshots.error) = (retry_at, Some(error.to_string()));
             }
@@ -443,7 +442,7 @@ impl SnapshotTask {
     }
 }
 
-/// Makes the store if the folder is empty; refuses a folder with anything but a store. Locks it.
+/// Locks the folder. Creates a store in an empty folder, and refuses a folder with anything but a store.
 fn prepare(files: &dyn Files) -> Result<Lock, Refusal> {
     check_marker(files, BadSectors::Fail)?.undamaged()?;
     let lock = lock(files)?;
@@ -474,7 +473,7 @@ fn lock(files: &dyn Files) -> Result<Lock, Refusal> {
         match files.lock()? {
             Some(lock) => return Ok(lock),
             None if tries == LOCK_TRIES => break,
-            // A process that checks whether it is open holds the lock for a moment.
+            // A process that checks whether the folder is open holds the lock for a moment.
             None => thread::sleep(LOCK_PAUSE),
         }
     }

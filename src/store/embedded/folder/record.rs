@@ -1,4 +1,4 @@
-//! Records, of which the files of a folder consist.
+//! The records that the files of a folder consist of.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | 32..40 | checksum of the 32 bytes before |
 //! | 40.. | payload, padded with zeros |
 //!
-//! Numbers are big-endian, and records begin at multiples of 8. Both checksums depend on the file and on the offset
-//! of the record. So neither a value that looks like a record nor a record at another place is taken for one.
+//! Numbers are big-endian, and records begin at multiples of 8. Both checksums depend on the file and on the offset of the record, so
+//! neither a value that looks like a record nor a record in the wrong place is mistaken for one.
 
 use std::{collections::BTreeMap, io};
 
@@ -39,7 +39,7 @@ const WINDOW_LEN: u64 = 256 * 1_024;
 /// The unit in which the bytes around a bad sector are read.
 const SECTOR_LEN: u64 = 4_096;
 
-/// The length of a value that means: the row is removed.
+/// The value length that stands for a removed row.
 const REMOVED: u32 = u32::MAX;
 
 /// The kind of a record. The numbers are stored.
@@ -47,21 +47,21 @@ const REMOVED: u32 = u32::MAX;
 pub(super) enum Kind {
     /// The first record of a journal. Its payload is the length of the previous journal.
     Journal = 1,
-    /// The folder was opened, and versions go on from this one.
+    /// The folder was opened, and versions continue from this one.
     Opening = 2,
     /// A group of commits. Its payload is the changed rows.
     Commit = 3,
-    /// All before it is on disk. The next record overwrites it.
+    /// Everything before this record is on disk. The next record overwrites it.
     Synced = 4,
-    /// The first one of a snapshot. Its payload is the history.
+    /// The first record of a snapshot. Its payload is the history.
     Snapshot = 5,
     Rows = 6,
-    /// The last one of a snapshot. Its payload is the number of rows.
+    /// The last record of a snapshot. Its payload is the number of rows.
     End = 7,
 }
 
 impl Kind {
-    /// The kind of a stored number.
+    /// Returns the kind that is stored as `number`.
     fn of(number: u8) -> Option<Self> {
         use Kind::{Commit, End, Journal, Opening, Rows, Snapshot, Synced};
         [Journal, Opening, Commit, Synced, Snapshot, Rows, End].into_iter().find(|kind| *kind as u8 == number)
@@ -103,7 +103,7 @@ pub(super) fn append_row(out: &mut Vec<u8>, key: &[u8], value: Option<&[u8]>) {
 /// A row of a payload: its key, and its value unless it was removed.
 type PayloadRow<'a> = (&'a [u8], Option<&'a [u8]>);
 
-/// The rows of a payload, which begins with their number.
+/// Decodes the rows of a payload, which begins with their count.
 pub(super) fn rows(payload: &[u8]) -> Result<Vec<PayloadRow<'_>>> {
     let mut reader = Reader::new("record", payload);
     let count = reader.u32()?;
@@ -124,7 +124,7 @@ pub(super) fn rows(payload: &[u8]) -> Result<Vec<PayloadRow<'_>>> {
 pub(super) struct Record {
     pub kind: Kind,
     pub version: u64,
-    /// Its payload, with the padding.
+    /// The payload, including its padding.
     pub payload: Vec<u8>,
     pub end: u64,
 }
@@ -134,11 +134,11 @@ pub(super) struct Records {
     file: Box<dyn File>,
     len: u64,
     seed: u64,
-    /// The offset of the bytes in memory.
+    /// The offset in the file of the bytes in memory.
     start: u64,
     bytes: Vec<u8>,
     bad_sectors: BadSectors,
-    /// The bytes that the disk could not read: offsets, with the ends.
+    /// The ranges that the disk could not read: the end of each, by its beginning.
     unreadable: BTreeMap<u64, u64>,
 }
 
@@ -166,7 +166,7 @@ impl Records {
         self.len
     }
 
-    /// The record at `at`; `None` if there is no whole one.
+    /// The record at the offset `at`; `None` if there is no whole record.
     pub fn read(&mut self, at: u64) -> io::Result<Option<Record>> {
         let seed = self.seed ^ at;
         let Some(header) = self.bytes(at, HEADER_LEN as u64)? else { return Ok(None) };
@@ -199,7 +199,7 @@ impl Records {
         Ok(None)
     }
 
-    /// `len` bytes at `at`; `None` if the file ends before.
+    /// Returns `len` bytes at `at`; `None` if the file ends before that.
     fn bytes(&mut self, at: u64, len: u64) -> io::Result<Option<&[u8]>> {
         if at > self.len || len > self.len - at {
             return Ok(None);
@@ -216,7 +216,7 @@ impl Records {
             };
             self.bytes.truncate(read);
             if (read as u64) < len {
-                // Another process has cut it meanwhile.
+                // Another process cut the file meanwhile.
                 return Ok(None);
             }
         }
@@ -224,8 +224,8 @@ impl Records {
         Ok(Some(&self.bytes[from..from + len as usize]))
     }
 
-    /// Fills the bytes in memory from `at` sector by sector, with zeros for those that the disk cannot read. No record has
-    /// such bytes: its checksum would be wrong. Returns the number of bytes.
+    /// Fills the bytes in memory from `at`, sector by sector, with zeros for the sectors that the disk cannot read. No whole record has
+    /// such zeros, because its checksum would be wrong. Returns the number of bytes.
     fn read_sectors(&mut self, at: u64) -> io::Result<usize> {
         let end = at + self.bytes.len() as u64;
         let mut from = at;

@@ -1,8 +1,7 @@
 //! Reading a folder: the newest snapshot, and the journals since.
 //!
-//! Remains of a group that was not answered before a power failure are passed over, whatever their shape. Missing or
-//! broken bytes that were on disk are damage, reported with file and offset; everything whole around them is read all
-//! the same.
+//! The remains of a group that was not answered before a power failure are skipped, whatever their shape. Missing or broken bytes that were
+//! once on disk are damage, reported with file and offset; everything whole around them is still read.
 
 use std::io;
 
@@ -18,7 +17,7 @@ use crate::{
     store::embedded::rows::Rows,
 };
 
-/// How often the files of a folder are opened again because another process changes their names.
+/// How many times the files of a folder are opened again because another process changes their names.
 const OPENINGS_MAX: usize = 100;
 
 pub(super) struct Contents {
@@ -26,7 +25,7 @@ pub(super) struct Contents {
     pub root: Rows,
     /// The version of the newest commit, or of the newest opening.
     pub version: u64,
-    /// The versions that it has used.
+    /// The versions that the folder has used.
     pub history: History,
     /// What is damaged.
     pub damages: Vec<Damage>,
@@ -34,7 +33,7 @@ pub(super) struct Contents {
     pub snapshot: u64,
     /// The length of the snapshot.
     pub snapshot_len: u64,
-    /// The length of all journals without the last one.
+    /// The total length of all journals except for the last one.
     pub sealed_len: u64,
     /// The last journal, if there is one.
     pub last: Option<Last>,
@@ -42,19 +41,19 @@ pub(super) struct Contents {
     pub leftovers: Vec<String>,
 }
 
-/// The journal that is written to.
+/// The journal that new commits are written to.
 pub(super) struct Last {
     pub number: u64,
     /// The offset of its last whole record.
     pub begin: u64,
     /// Where its last whole record ends.
     pub end: u64,
-    /// How many bytes are behind that end.
+    /// How many bytes follow that end.
     pub torn_len: u64,
 }
 
-/// Reads the folder, once: all of its files are opened before any is read, so that another process, which has it open, can add to
-/// the last journal and remove others meanwhile.
+/// Reads the folder. All files are opened before any of them is read, so that another process that has the folder open can meanwhile add to
+/// the last journal and remove other files.
 pub(super) fn read(files: &dyn Files, bad_sectors: BadSectors) -> io::Result<Contents> {
     for _ in 0..OPENINGS_MAX {
         let names = Names::of(files)?;
@@ -70,7 +69,7 @@ pub(super) fn read(files: &dyn Files, bad_sectors: BadSectors) -> io::Result<Con
             journals.push((number, reading.open(&journal_name(number), journal_seed(number))?));
         }
         if reading.has_moved {
-            // Another process has just removed a file, which a newer snapshot has replaced.
+            // Another process has just removed a file that a newer snapshot replaced.
             continue;
         }
         match (names.snapshots.last(), snapshot) {
@@ -117,7 +116,7 @@ struct Reading<'a> {
     contents: Contents,
     /// The name and the end of the last journal that was read.
     ended: Option<(String, u64)>,
-    /// Whether a file that was listed has lost its name before it was opened.
+    /// Whether a file that was listed lost its name before it was opened.
     has_moved: bool,
 }
 
@@ -126,7 +125,7 @@ impl Reading<'_> {
         self.contents.damages.push(Damage { file, offset, what: what.into() });
     }
 
-    /// The records of the file `name`; `None` if the disk cannot even open it, which is damage.
+    /// Opens the file `name` for its records. Returns `None` if the disk cannot even open it, which is damage, or if the file is gone.
     fn open(&mut self, name: &str, seed: u64) -> io::Result<Option<Records>> {
         let opened = self.files.open(name, Access::Read);
         match opened.and_then(|file| Records::new(file, seed, self.bad_sectors)) {
@@ -149,8 +148,7 @@ impl Reading<'_> {
         }
     }
 
-    /// Reads the whole records of a file, in order. Broken bytes between them are damage. Returns the end of the last
-    /// one.
+    /// Reads the whole records of a file, in order. Broken bytes between them are damage. Returns where the last whole record ends.
     fn records(
         &mut self,
         name: &str,
@@ -197,7 +195,7 @@ impl Reading<'_> {
                         reading.damage(snapshot_name(number), at, what);
                     }
                 }
-                _ => reading.damage(snapshot_name(number), at, "this is no part of a snapshot"),
+                _ => reading.damage(snapshot_name(number), at, "this is not part of a snapshot"),
             }
             Ok(())
         })?;
@@ -209,7 +207,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Reads the journals, of which the first one should be number `first`. One that is missing, or could not be opened, is damage.
+    /// Reads the journals, beginning with number `first`. A journal that is missing, or that could not be opened, is damage.
     fn journals(&mut self, first: u64, journals: Vec<(u64, Option<Records>)>) -> io::Result<()> {
         let (mut next, last) = (first, journals.last().map(|(number, _)| *number));
         if last.is_none() {
@@ -252,7 +250,7 @@ impl Reading<'_> {
                     reading.contents.history.reached(record.version);
                     reading.contents.version = record.version;
                 }
-                _ => reading.damage(journal_name(number), at, "this is no part of a journal"),
+                _ => reading.damage(journal_name(number), at, "this is not part of a journal"),
             }
             Ok(())
         })?;
@@ -269,13 +267,13 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Compares the length of the previous journal in this one's first record with the length that was read.
+    /// Checks that the previous journal was read up to the length that the first record of this journal gives for it.
     fn follows(&mut self, number: u64, record: &Record) -> Result<()> {
         let previous_len = Reader::new("beginning of a journal", &record.payload).u64()?;
         let Some((name, end)) = self.ended.take() else {
             if record.version != self.contents.version {
                 let what = format!(
-                    "it goes on from version {}, the snapshot is of {}",
+                    "it continues from version {}, the snapshot is of {}",
                     record.version, self.contents.version
                 );
                 self.damage(journal_name(number), 0, what);
@@ -288,8 +286,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Compares what was read with the note of an orderly close, if there is one: a journal that has lost its end
-    /// looks like one after a power failure.
+    /// Compares what was read with the note of a clean close, if there is one: without the note, a journal that has lost its end looks like
+    /// one after a power failure.
     fn closed(&mut self) -> io::Result<()> {
         let noted = match read_text(self.files, CLOSED) {
             Err(error) if self.bad_sectors == BadSectors::Pass && is_bad_sector(&error) => {
@@ -301,14 +299,14 @@ impl Reading<'_> {
         let Some(noted) = noted else { return Ok(()) };
         let version = self.contents.version;
         match unsealed(&noted).and_then(|noted| noted.parse::<u64>().ok()) {
-            // A failed opening in between has left a later version, and the note.
+            // An opening that failed in between can leave both a later version and the note.
             Some(noted) if noted <= version => {}
             Some(noted) => {
                 let (name, end) = self.ended.take().unwrap_or((CLOSED.to_owned(), 0));
                 self.damage(name, end, format!("it ends with version {version}, but was closed at {noted}"));
             }
             None => {
-                self.damage(CLOSED.to_owned(), 0, format!("{noted:?} is no version with its checksum"));
+                self.damage(CLOSED.to_owned(), 0, format!("{noted:?} is not a version with its checksum"));
             }
         }
         Ok(())

@@ -22,20 +22,20 @@ use crate::{
 /// The number of a run.
 pub(crate) type RunId = u64;
 
-/// A row that a handler was given, and what it was shown with it.
+/// A row that was given to a handler, and what the handler was shown with it.
 #[derive(Debug, Clone)]
 pub(crate) struct Shown {
     pub id: String,
-    /// The row; `None` if the id has none any more.
+    /// The row; `None` if the id no longer has one.
     pub at: Option<Sequence>,
     /// The kinds of the news.
     pub news: Kinds,
-    /// The earlier database whose end was among it.
+    /// The earlier database whose end was among the news.
     pub end: Option<DbInstance>,
 }
 
 impl Shown {
-    /// An end without a row.
+    /// The end of a database, without a row.
     pub fn end_of(id: &[u8], end: Option<DbInstance>) -> Self {
         Self { id: String::from_utf8_lossy(id).into_owned(), at: None, news: Kinds::NONE, end }
     }
@@ -44,22 +44,22 @@ impl Shown {
 /// A call of a handler.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
-    /// Its process.
+    /// The process of the handler.
     pub issuer: Issuer,
     pub consumer: String,
     pub token: FencingToken,
     pub shard: ShardId,
     pub shown: Vec<Shown>,
-    /// How many commits had happened when it began.
+    /// The number of commits so far when the run began.
     pub began: u64,
-    /// Whether it began after the faults.
+    /// Whether the run began after the faults.
     pub is_calm: bool,
-    /// Whether the handler has returned, or was dropped.
+    /// Whether the handler returned or was dropped.
     pub is_over: bool,
 }
 
 impl Run {
-    /// The generation of the consumer for which it was called.
+    /// Returns the generation of the consumer for which the handler was called.
     pub fn generation(&self) -> u64 {
         u64::from_str_radix(&self.token.to_string()[2..18], 16).expect("it is a part of each token")
     }
@@ -70,7 +70,7 @@ impl Run {
 pub(crate) struct Followed<'a> {
     pub id: &'a str,
     pub at: Sequence,
-    /// The row itself; `None` if it is of a document.
+    /// The row itself, if it is a notification; `None` if it is about a document.
     pub notification: Option<&'a Notification>,
 }
 
@@ -81,33 +81,33 @@ impl<'a> From<&'a Notification> for Followed<'a> {
 }
 
 impl Followed<'_> {
-    /// The database that exists by it.
+    /// Returns the database that exists according to this row.
     pub fn lives(&self) -> Option<DbInstance> {
         self.notification.filter(|row| !row.is_deleted()).map(|row| row.instance)
     }
 }
 
-/// What is known of the work on an id since the consumer was created or reset.
+/// What the oracle knows of the work on an id since the consumer was created or reset.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Progress {
     /// The newest row on which the work was finished.
     pub finished: Option<Sequence>,
-    /// The databases on which a handler has worked, and whose ends it has not learned.
+    /// The databases that a handler has worked on, and whose ends it has not learned.
     pub begun: BTreeSet<DbInstance>,
-    /// The present request to work again: after how many commits it came.
+    /// After how many commits the current request to work again came.
     pub asked: Option<u64>,
-    /// What was drawn for the last request. A retry of one that may have been answered comes with the same.
+    /// The random words of the last request. A retry of a request that may have been answered has the same words.
     words: Option<[u8; 16]>,
-    /// How often the work may be done once more in the row in which it was finished: once for each request.
+    /// How many times the work may be repeated in the row in which it was finished: once for each request.
     repeats: u32,
-    /// Whether an operator has given it up last, which batches do not read.
+    /// Whether the last event was that an operator gave the id up. Batches do not read that, so they may still finish the work.
     pub is_given_up: bool,
-    /// When the last run began whose work was finished.
+    /// When the last run began that finished its work.
     pub answered: Option<u64>,
 }
 
 impl Progress {
-    /// A request to work again comes after so many commits. It may replace one that a run is about to answer.
+    /// Records a request to work again, which came after this many commits. It may replace one that a run is about to answer.
     pub fn ask(&mut self, commits: u64, words: Option<[u8; 16]>) {
         if self.words != words {
             (self.asked, self.words) = (Some(commits), words);
@@ -115,12 +115,12 @@ impl Progress {
         self.repeats += 1;
     }
 
-    /// Whether the work may be finished in the row at `at`, if it happens once.
+    /// Whether the work may be finished in the row at `at`, without breaking exactly-once.
     pub fn may_finish(&self, at: Sequence) -> bool {
         self.finished != Some(at) || self.repeats > 0 || self.is_given_up
     }
 
-    /// The work is finished in the row at `at`, which may be one that is gone. Returns whether it was done again.
+    /// Records that the work is finished in the row at `at`, which may be gone. Returns whether this repeated the work.
     pub fn finish(&mut self, at: Option<Sequence>, has_row: bool) -> bool {
         let is_again = has_row && at == self.finished && self.repeats > 0;
         self.repeats -= u32::from(is_again);
@@ -128,14 +128,14 @@ impl Progress {
         is_again
     }
 
-    /// An operator gives up the work in the row at `at`. A batch that has the row goes on.
+    /// Records that an operator gave up the work in the row at `at`. A batch that has the row continues.
     pub fn give_up(&mut self, at: Sequence, is_batch: bool) {
         let finished = self.finished.max(Some(at));
         *self = Self { finished, is_given_up: is_batch, ..Self::default() };
     }
 
-    /// No request stands any more. Only a batch that has had the row in hand since before the request may finish it once more. Returns when
-    /// the last request came.
+    /// Ends all requests. Only a batch that has held the row since before the request may finish it once more. Returns when the last
+    /// request came.
     pub fn end_requests(&mut self, is_batch: bool) -> Option<u64> {
         self.repeats = self.repeats.min(u32::from(is_batch));
         self.asked.take()
@@ -145,18 +145,18 @@ impl Progress {
 #[derive(Debug, Clone)]
 pub(crate) struct ConsumerModel {
     pub row: StoredConsumer,
-    /// The version, which is in microseconds, at which it was created.
+    /// The version, in microseconds, at which the consumer was created.
     pub created: u64,
-    /// After how many commits it was created, or last reset.
+    /// The number of commits before it was created, or last reset.
     pub since: u64,
     pub checkpoints: BTreeMap<ShardId, Sequence>,
-    /// The keys of its ids, by shard.
+    /// The keys of the consumer's ids, by shard.
     pub keys: BTreeMap<String, BTreeMap<ShardId, StoredKey>>,
     pub low: Option<Sequence>,
     pub progress: BTreeMap<String, Progress>,
-    /// The databases whose ends it has learned since it was created.
+    /// The databases whose ends the consumer has learned since it was created.
     pub ended: BTreeSet<DbInstance>,
-    /// Whether a handler of it has ever worked.
+    /// Whether a handler of the consumer has ever worked.
     pub is_used: bool,
 }
 
@@ -175,7 +175,7 @@ impl ConsumerModel {
         }
     }
 
-    /// Whether it does not read the row at `at` of `shard` any more.
+    /// Whether the consumer no longer reads the row at `at` of `shard`.
     pub fn has_passed(&self, shard: ShardId, at: Sequence) -> bool {
         let lowest = self.checkpoints.values().min();
         self.low.is_some_and(|low| at <= low)
@@ -186,12 +186,12 @@ impl ConsumerModel {
             }
     }
 
-    /// The key of `id` by which it is still to be worked on.
+    /// Returns the key of `id` that says that there is pending work.
     pub fn pending(&self, id: &str) -> Option<&StoredKey> {
         self.keys.get(id)?.values().find(|key| key.is_pending)
     }
 
-    /// What is finished of `id`.
+    /// Returns up to where the work on `id` is finished.
     pub fn base(&self, id: &str) -> Start {
         match self.progress.get(id).and_then(|progress| progress.finished) {
             Some(finished) => Start::At(finished),
@@ -199,7 +199,7 @@ impl ConsumerModel {
         }
     }
 
-    /// The facts in `row` that it has still to learn, where `base` is finished.
+    /// Returns the facts in `row` that the consumer has yet to learn, if `base` is finished.
     pub fn facts(&self, row: Followed<'_>, base: Start, interest: &Interest) -> Vec<Sequence> {
         let Some(row) = row.notification else {
             return Some(row.at).filter(|at| base.is_before(*at)).into_iter().collect();
@@ -214,7 +214,7 @@ impl ConsumerModel {
         facts
     }
 
-    /// The ends of databases in `row` that it has to learn, where `base` is finished.
+    /// Returns the ends of databases in `row` that the consumer has yet to learn, if `base` is finished.
     pub fn ends(&self, row: &Notification, base: Start) -> Vec<Sequence> {
         let own = is_news(row, Deleted, base);
         let before = row.replaced.filter(|replaced| match base {
@@ -226,7 +226,7 @@ impl ConsumerModel {
     }
 }
 
-/// When the last event of `kind` happened that `row` tells of, if that is after `base`.
+/// Returns when the last event of `kind` that `row` reports happened, if that is after `base`.
 pub(crate) fn is_news(row: &Notification, kind: EventKind, base: Start) -> Option<Sequence> {
     let at = match kind {
         Created => row.created_at,
@@ -237,7 +237,7 @@ pub(crate) fn is_news(row: &Notification, kind: EventKind, base: Start) -> Optio
     at.filter(|at| base.is_before(*at))
 }
 
-/// Where the reading of one that began with nothing began.
+/// Returns where a reader that began with nothing began to read.
 pub(crate) fn began(cursor: &Cursor) -> Option<Sequence> {
     match cursor.knowledge() {
         Knowledge::Nothing => cursor.began(),
@@ -249,15 +249,15 @@ pub mod tests {
     use super::*;
     use notibus::event::{Incarnation, Versionstamp};
 
-    /// How often the work can be finished in the row at `at` from now on.
+    /// Returns how many times the work can be finished in the row at `at` from now on.
     fn finish_often(progress: &mut Progress, at: Sequence) -> usize {
         std::iter::repeat_with(|| progress.may_finish(at) && progress.finish(Some(at), true))
             .take_while(|is| *is)
             .count()
     }
 
-    /// Regression: a request replaced the one with which a run had begun. Each got a run of its own, and the second one was called a breach,
-    /// because the judge knew only whether anybody had asked.
+    /// Regression: a request replaced the one with which a run had begun. Each request got its own run, and the second run was reported as
+    /// a breach, because the judge only knew whether there was any request.
     pub fn work_is_finished_once_more_for_each_request() {
         let (mut progress, at) =
             (Progress::default(), Sequence::new(Incarnation(0), Versionstamp::new(1, 0), 0));
@@ -273,7 +273,7 @@ pub mod tests {
             assert!(progress.may_finish(at) && progress.finish(Some(at), true), "one run answers them all");
             assert_eq!(progress.end_requests(is_batch), Some(5));
             assert_eq!(finish_often(&mut progress, at), usize::from(is_batch));
-            // A retry of the last one, whose result was unknown.
+            // This retries the last request, whose result was unknown.
             progress.ask(6, Some([5; 16]));
             assert_eq!(progress.end_requests(is_batch), None, "it was answered");
         }

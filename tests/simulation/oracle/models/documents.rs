@@ -33,21 +33,21 @@ pub(crate) struct DocFeed {
     /// The shards of all topology entries so far.
     pub entries: Vec<Range<u64>>,
     pub rows: BTreeMap<Sequence, (ShardId, DocSummary)>,
-    /// All rows so far.
+    /// All rows so far, including removed ones.
     pub past: BTreeMap<Sequence, DocSummary>,
 }
 
 /// A tail of the documents of a database.
 #[derive(Debug, Clone)]
 pub(crate) struct DocTail {
-    /// Its process.
+    /// The process of the tail.
     pub issuer: Issuer,
-    /// Its database.
+    /// The database whose documents it reads.
     pub instance: DbInstance,
-    /// Everything after this is owed to it.
+    /// Everything after this must reach the tail.
     pub start: Sequence,
     pub read: BTreeSet<Sequence>,
-    /// Its position.
+    /// The position of the tail.
     pub at: Sequence,
 }
 
@@ -58,18 +58,18 @@ impl DocTail {
     }
 }
 
-/// The changes of a commit to the feed of a database.
+/// What a commit changed in the feed of a database.
 #[derive(Default)]
 pub(crate) struct Touched<'a> {
-    /// Changes of topology entries.
+    /// The topology entries that changed.
     pub entries: Vec<(Sequence, &'a Change)>,
     pub rows: Vec<(ShardId, Sequence, &'a Change)>,
-    /// The edits of the layer.
+    /// The edits that the layer made.
     pub edits: Vec<Document>,
 }
 
 impl DocFeed {
-    /// The newest row of each document, with its shard. There are others if a layer has named wrong previous edits.
+    /// Returns the newest row of each document, with its shard. There are other rows if a layer named wrong previous edits.
     pub fn newest(&self) -> impl Iterator<Item = (ShardId, Followed<'_>)> {
         let mut newest = BTreeMap::new();
         for (at, (shard, doc)) in &self.rows {
@@ -78,7 +78,7 @@ impl DocFeed {
         newest.into_values()
     }
 
-    /// Whether there is or was a row at `at` of this document, revision and kind.
+    /// Whether there is or was a row at `at` with this document, revision and kind.
     pub fn was(&self, at: Sequence, id: &str, revision: &str, is_deleted: bool) -> bool {
         self.past.get(&at).is_some_and(|doc| {
             let DocSummary { id: known, revision: last, is_deleted: ended, .. } = doc;
@@ -86,7 +86,7 @@ impl DocFeed {
         })
     }
 
-    /// The document of which there is or was a row at `at`.
+    /// Returns the id of the document that has or had a row at `at`.
     pub fn id_at(&self, at: Sequence) -> Option<String> {
         self.past.get(&at).map(|doc| doc.id.as_str().to_owned())
     }
@@ -104,7 +104,7 @@ impl DocFeed {
         Ok(())
     }
 
-    /// Judges and records edits, and the changes of rows.
+    /// Judges and records edits, and the changed rows.
     pub fn take_edits(
         &mut self,
         findings: &Findings,

@@ -29,43 +29,43 @@ pub(crate) type SubscriberId = u64;
 pub(crate) struct Manner {
     /// The kind of its receiver: a word for messages.
     pub form: Cow<'static, str>,
-    /// Whether it would rather skip rows that it has missed.
+    /// Whether the subscriber prefers to skip rows that it missed.
     pub skips: bool,
-    /// Whether it panics now and then, and then gets its delivery again.
+    /// Whether the subscriber panics now and then, and then gets its delivery again.
     pub panics: bool,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Subscriber {
-    /// Its process.
+    /// The process of the subscriber.
     pub issuer: Issuer,
     pub interest: Interest,
     pub manner: Manner,
-    /// Everything after this is owed to it. The account is more precise, by kinds of events and names.
+    /// Everything after this must reach the subscriber. The account is more precise, by kinds of events and names.
     pub start: Start,
     pub account: Account,
-    /// Everything up to here was certainly delivered to it.
+    /// Everything up to here was certainly delivered to the subscriber.
     pub surely: Start,
-    /// Whether it knew nothing when it began, or when it last expired, and claims no other position yet.
+    /// Whether the subscriber knew nothing when it began, or when it last expired, and has claimed no other position since.
     pub is_scanning: bool,
     pub order: DeliveryOrder,
-    /// The notable events of its life, for messages.
+    /// The notable events in the life of the subscriber, for messages.
     pub story: BTreeSet<&'static str>,
-    /// The newest delivered row with a change of each design document of each instance. Without an id: the newest
-    /// with a change that may be of any.
+    /// The newest delivered row with a change to each design document of each instance. Without an id: the newest row with a change that
+    /// may be to any of them.
     pub delivered_ddocs: BTreeMap<(DbInstance, Option<DdocId>), Sequence>,
 }
 
 /// The changed design documents that a subscriber should have received.
 pub(crate) struct Changed<'a> {
-    /// The last row with a change of each design document, those of databases that are gone included.
+    /// The last row with a change to each design document, including those of databases that are gone.
     pub ever: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The stored rows of design documents.
     pub stored: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
 }
 
 impl<'a> Changed<'a> {
-    /// Those of the database `db` among `all`.
+    /// Returns the design documents of the database `db` among `all`.
     pub fn of(
         all: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
         db: &'a Db,
@@ -76,7 +76,7 @@ impl<'a> Changed<'a> {
 }
 
 impl Subscriber {
-    /// Receives a row; fails if it cannot get this row.
+    /// Receives a row; fails if this row cannot reach the subscriber.
     pub fn take(&mut self, real: Option<&Arc<Notification>>, row: &Notification) -> Verdict {
         if real.is_none_or(|real| **real != *row) {
             return Guarantee::Truthful
@@ -85,7 +85,7 @@ impl Subscriber {
         self.order.take(&row.name, row.sequence, self.manner.panics)
     }
 
-    /// A description for messages.
+    /// Describes the subscriber, for messages.
     pub fn describe(&self) -> String {
         let Self { interest, manner, start, story, .. } = self;
         let story: Vec<_> = story.iter().copied().collect();
@@ -97,7 +97,7 @@ impl Subscriber {
         format!("({}{exact}, from {start} on; {})", manner.form, story.join(", "))
     }
 
-    /// Receives `Lagged`; fails if it had not asked for that.
+    /// Receives `Lagged`; fails if the subscriber did not ask for that.
     pub fn lag(&mut self, findings: &Findings, ledger: &Ledger, (from, to): (Sequence, Sequence)) -> Verdict {
         findings.witness(Witness::SubscriberLagged);
         self.start = self.start.max(Start::At(to));
@@ -114,7 +114,7 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Receives `Expired`; fails if everything up to the horizon was certainly delivered to it.
+    /// Receives `Expired`; fails if everything up to the horizon was certainly delivered to the subscriber.
     pub fn expire(&mut self, findings: &Findings, horizon: Sequence, real: Sequence) -> Verdict {
         findings.witness(Witness::SubscriberExpired);
         let surely = std::mem::replace(&mut self.surely, Start::Nothing);
@@ -133,7 +133,7 @@ impl Subscriber {
         }
     }
 
-    /// Receives the news of a row; fails if it wants none of them.
+    /// Receives the news of a row; fails if the subscriber wants none of them.
     pub fn take_news(&mut self, findings: &Findings, given: &GivenRow) -> Verdict {
         let (name, news) = (&given.row.name, given.kinds());
         let wanted = self.interest.kinds_of(name);
@@ -157,8 +157,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Receives the design documents of a delivery; fails if one is missing or never changed, or if none of them, and
-    /// nothing else, is wanted.
+    /// Receives the design documents of a delivery; fails if one is missing or never changed, or if none of them, and nothing else, is
+    /// wanted.
     pub fn take_ddocs(&mut self, findings: &Findings, given: &GivenRow, changed: &Changed<'_>) -> Verdict {
         if given.ddocs.is_some() != self.interest.names_ddocs() {
             return Guarantee::Truthful
@@ -212,8 +212,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// A design document of the database of `row`, its newest row, that was recorded up to `to` and not delivered. A
-    /// deleted database has no ids any more: the subscriber learns that any may have changed.
+    /// Describes a design document of the database of `row`, its newest row, whose change was recorded up to `to` and not delivered. A
+    /// deleted database has no ids left: the subscriber learns that any of them may have changed.
     pub fn is_owed_ddocs(&self, row: &Notification, to: Sequence, changed: &Changed<'_>) -> Option<String> {
         let wants = self.interest.kinds_of(&row.name).contains(EventKind::DdocUpdated);
         if !wants || !self.interest.names_ddocs() {
@@ -230,17 +230,17 @@ impl Subscriber {
     }
 }
 
-/// The rows that a subscriber was delivered since it began, resumed, expired or had its filter replaced, whichever was last.
+/// The rows that were delivered to a subscriber since it began, resumed, expired or had its filter replaced, whichever was last.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeliveryOrder {
-    /// The row of each database that came last.
+    /// The last row that was delivered for each database.
     last: BTreeMap<DbName, Sequence>,
     rows: BTreeSet<Sequence>,
 }
 
 impl DeliveryOrder {
-    /// Takes the row of `name` at `at`. Fails unless it is newer than the one before, or a subscriber that `panics` was delivered the
-    /// same row already: it gets its batch again from the first row on, also if the batch has a newer row of the name.
+    /// Takes the row of `name` at `at`. Fails unless the row is newer than the previous one, or was already delivered to a subscriber that
+    /// `panics`: such a subscriber gets its batch again from the first row on, even if the batch has a newer row of the name.
     pub fn take(&mut self, name: &DbName, at: Sequence, panics: bool) -> Verdict {
         let is_again = !self.rows.insert(at) && panics;
         match self.last.insert(name.clone(), at) {
@@ -257,7 +257,7 @@ impl DeliveryOrder {
         self.last.get(name) == Some(&at)
     }
 
-    /// From now on any row can come again.
+    /// From now on any row may be delivered again.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
@@ -271,15 +271,15 @@ pub mod tests {
         Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
     }
 
-    /// What the last of these rows of one name breaks.
+    /// Returns which guarantee the last of these rows of one name breaks.
     fn broken(versions: &[u64], panics: bool) -> Option<Guarantee> {
         let (name, mut order) = (DbName::new("a").unwrap(), DeliveryOrder::default());
         let taken = versions.iter().map(|version| order.take(&name, at(*version), panics)).last().unwrap();
         taken.err().map(|broken| broken.guarantee)
     }
 
-    /// Regression: a batch had two rows of a name, and a callback has panicked on the second one. That the first one came again was called
-    /// a breach of the order.
+    /// Regression: a batch had two rows of a name, and a callback panicked on the second one. When the first row was delivered again, that
+    /// was reported as a breach of the order.
     pub fn a_batch_comes_again_from_its_first_row_on_after_a_panic() {
         assert_eq!(broken(&[1, 3, 1], true), None);
         assert_eq!(broken(&[1, 3, 1, 3], true), None);
