@@ -66,8 +66,8 @@ pub struct Replaced {
     pub deleted_at: Sequence,
 }
 
-/// What is new to a reader in a row. A reader that knew the name gets `deleted`, whichever instance it knew, so key what you store by name,
-/// not by instance.
+/// The part of a row that is news to a reader. A reader that knew the name gets `deleted`, whichever instance it knew, so key what you
+/// store by name, not by instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct News {
     instance: DbInstance,

@@ -100,7 +100,7 @@ type Work<T> = BoxFuture<'static, T>;
 
 /// Holds the work of a task until the task ends.
 struct Slot<T> {
-    /// The work. The lock is held while it is polled.
+    /// The task's future; `None` once the task has ended. The lock is held while the future is polled.
     work: Mutex<Option<Work<T>>>,
     poller: Mutex<Option<ThreadId>>,
     /// Whether the task was cancelled, possibly by itself in the middle of a poll.

@@ -285,7 +285,7 @@ impl Bus {
         self.seen.nodes().await
     }
 
-    /// Starts a dispatcher in this process. A dispatcher shares no work, so it needs no node.
+    /// Starts a dispatcher in this process. Dispatchers do not divide work among themselves, so this one needs no node.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         Ok(self.suspended_dispatcher(options).await?.resume())
     }

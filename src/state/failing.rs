@@ -1,7 +1,7 @@
 //! [`Failing`]: the last failure in each shard that members of this process work on.
 //!
-//! Nobody has to clear a failure. It counts only while the member still works under the lease under which it failed, and while the
-//! checkpoint of the shard is before the row that failed. Both are stored, and the code that builds a status has read them.
+//! Nobody has to clear a failure. It counts only while the member still works under the same lease, and while the shard's checkpoint is
+//! before the row that failed. The code that builds a status reads the lease and the checkpoint from the store in any case.
 
 use std::collections::BTreeMap;
 

@@ -46,7 +46,7 @@ pub(crate) struct Polls {
 #[derive(Debug, Default)]
 struct Moment {
     at: Duration,
-    /// When the first poll of that moment joined.
+    /// When the first poll of that moment woke up. Only polls that were already waiting by then share its transaction.
     came: Duration,
     shared: Weak<Shareable>,
 }

@@ -30,8 +30,8 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// Notes that from now on there may be users of the store under `name`.
     fn mark_used(&self, _name: &[u8]) {}
 
-    /// Whether the store may have given out `version`. If an embedded store has not, another store has, such as the same folder before an
-    /// older copy took its place. A cluster keeps no such history.
+    /// Whether the store may have given out `version`. If an embedded store has not, the version came from another one, such as the same
+    /// folder before an older copy replaced it. A cluster keeps no such history, so it always may have.
     fn may_have_used(&self, _version: u64) -> bool {
         true
     }

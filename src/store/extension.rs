@@ -32,7 +32,7 @@ impl<E: Extension> Held for E {
     }
 }
 
-/// The extensions of a transaction, at most one of each type. There are few types.
+/// The extensions of a transaction, at most one of each type. Only a few types exist, so a linear search is enough.
 #[derive(Default)]
 pub(super) struct Extensions(SmallVec<[Box<dyn Held>; 2]>);
 

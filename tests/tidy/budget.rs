@@ -10,36 +10,36 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 175),
-    ("src/base", 3_645),
-    ("src/store", 1_405),
-    ("src/store/embedded", 5_815),
-    ("src/store/fdb", 870),
+    ("src/base", 3_625),
+    ("src/store", 1_395),
+    ("src/store/embedded", 5_805),
+    ("src/store/fdb", 865),
     ("src/store/testing", 1_055),
-    ("src/state", 3_010),
-    ("src/state/keys", 2_600),
-    ("src/state/feed", 1_965),
-    ("src/state/membership", 2_490),
+    ("src/state", 3_005),
+    ("src/state/keys", 2_605),
+    ("src/state/feed", 1_955),
+    ("src/state/membership", 2_480),
     ("src/roles", 200),
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_990),
     ("src/roles/dispatcher", 3_480),
     ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_425),
-    ("src/bus", 1_435),
+    ("src/roles/consumer", 6_440),
+    ("src/bus", 1_440),
     ("src/bus/relocation", 625),
     ("src/front", 6_355),
-    ("src/bin", 2_350),
+    ("src/bin", 2_365),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_025;
+const SRC_LINES: usize = 48_005;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 212;
 
 /// The most lines of `tests/simulation`.
-const SIMULATION_LINES: usize = 10_450;
+const SIMULATION_LINES: usize = 10_440;
 
 /// The most rows of the catalogue of keys.
 const KEY_FAMILIES: usize = 28;

@@ -1,9 +1,9 @@
-//! [`Counters`] and [`Tally`]: producers add to them, and the notifier subtracts.
+//! [`Counters`] and [`Tally`]: producers add to them, and the notifier subtracts from them.
 //!
-//! Five lanes of 64 bits, little-endian: created, deleted, updated, `ddoc_updated`, and how many of the last came with the id of the design
-//! document. FoundationDB's `ADD` treats the 40 bytes as one number, so a lane must never carry into its neighbour. One `ADD` adds at most
-//! 2^32 − 1 to a lane, so only 2^31 of them without a fold would reach the highest bit, which is never set. Subtracting means adding the
-//! two's complement of the whole number. No lane is below its subtrahend, so no borrow crosses a lane either.
+//! Five lanes of 64 bits, little-endian: created, deleted, updated, `ddoc_updated`, and how many of the `ddoc_updated` events came with the
+//! id of the design document. FoundationDB's `ADD` treats the 40 bytes as one number, so a lane must never carry into its neighbour. One
+//! `ADD` adds at most 2^32 − 1 to a lane, so it would take over 2^31 of them without a fold to set a lane's highest bit. Subtracting means
+//! adding the two's complement of the whole number. No lane is smaller than what is subtracted from it, so no borrow crosses lanes either.
 
 use std::ops::AddAssign;
 

@@ -41,8 +41,8 @@ enum Command {
         /// Where to start: "now", "0" for all, or after a sequence of 26 hexadecimal digits.
         #[arg(long, default_value = "now", value_parser = position)]
         start: String,
-        /// Delete the consumer after this time without a member. A janitor checks every ten minutes, and counts only the time that it has
-        /// seen, so deletion may take up to twenty minutes longer. Default: never.
+        /// Delete the consumer once it has had no member for this long. A janitor checks every ten minutes, and starts counting when it
+        /// first finds no member, so deletion may take up to twenty minutes longer. Default: never.
         #[arg(long, value_parser = humantime::parse_duration)]
         expiry: Option<Duration>,
     },

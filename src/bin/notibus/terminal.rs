@@ -117,7 +117,7 @@ pub fn line(text: &str) -> Result<(), Failure> {
     writeln!(io::stdout(), "{text}").map_err(failed)
 }
 
-/// Converts a failure to write to standard output.
+/// Converts an error from writing to standard output into a [`Failure`].
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
 pub fn failed(error: io::Error) -> Failure {
     match error.kind() {

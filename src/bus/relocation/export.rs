@@ -1,4 +1,4 @@
-//! Writes all data of a bus to a stream: the bytes of an export, with their tags, and a hash over all of them.
+//! Writes all data of a bus to a stream: a header, tagged rows, a tagged trailer, and a hash of all preceding bytes.
 
 use std::{
     collections::VecDeque,

@@ -215,7 +215,7 @@ impl Updates {
         self.current = (rest < chunks.len()).then(|| Current::Shared(Arc::downgrade(rendering), rest));
     }
 
-    /// Returns the subscription to new rows, which it begins if necessary.
+    /// Returns the subscription to new rows, starting it if necessary.
     fn live(&mut self) -> &mut Live {
         let Self { inner, wanted, next, live, .. } = self;
         live.get_or_insert_with(|| {

@@ -144,7 +144,7 @@ pub struct Change {
     /// The position of the row in the feed.
     #[serde(rename = "seq")]
     pub sequence: Sequence,
-    /// The document.
+    /// A summary of the document after its last edit.
     #[serde(flatten)]
     pub doc: DocSummary,
 }

@@ -165,7 +165,7 @@ impl Member {
         self.known.lock().successors.contains(&shard)
     }
 
-    /// Ends the member, which can no longer work.
+    /// Ends the member, because `error` keeps it from working.
     pub fn end(&self, error: Error) {
         self.ended.send_replace(Some(error));
     }

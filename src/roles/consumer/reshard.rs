@@ -46,7 +46,7 @@ enum Left {
 }
 
 impl<R: ConsumedRow> ShardTask<R> {
-    /// Leaves a drained shard to its successors. Returns if the consumer no longer reads the shard.
+    /// Hands a drained shard to its successors, then fails with `End::Stopped`. Returns `Ok` if the consumer no longer reads the shard.
     pub(super) async fn leave_shard(&mut self) -> Go<()> {
         loop {
             self.changes.mark_unchanged();
@@ -122,7 +122,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (keys, consumer) = (&self.held.context.keys, &self.held.name);
         let begin = |shard| keys.deferred_of(consumer, Some(shard)).begin;
         let range = KeyRange { begin: begin(first), end: begin(end) };
-        // Serializable, so that no request to work again is left behind.
+        // Serializable, so that a concurrent request to work on an id again is not left behind in the old shard.
         let page = tx.get_range(&RangeRead::new(range).limit(PAGE_KEYS), Isolation::Serializable).await?;
         for (key, value) in &page.rows {
             let (_, id) = keys.deferred_id(key)?;

@@ -188,8 +188,8 @@ impl DeferredRow {
         Self { done, instance: None, ended: None, due, attempts: 0, at_ms: 0, error, again: None }
     }
 
-    /// The stored form: format (1 byte), done (a cursor), flags (1: due 1, instance 2, again 4, ended 8), due (1 and 8), instance (16),
-    /// ended (16), again (16), attempts (4), time (8), and the error after its length (2).
+    /// The stored form, with sizes in bytes: format (1), done (a cursor), flags (1), due (incarnation 1, version 8), instance (16),
+    /// ended (16), again (16), attempts (4), time (8), and the error after its length (2). Flags: due 1, instance 2, again 4, ended 8.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![FORMAT];
         bytes.extend_from_slice(&self.done.to_bytes());

@@ -199,7 +199,7 @@ impl Keys {
         KeyRange::new(begin, end)
     }
 
-    /// Decodes the tuple in `key`, which must be the key of a `what` of this bus.
+    /// Decodes the tuple in `key`, which must be a key of this bus. `what` names the kind of row in errors.
     fn unpack<'k, T: TupleUnpack<'k>>(&self, what: &'static str, key: &'k [u8]) -> Result<T> {
         let tuple = key
             .strip_prefix(&self.prefix[..])

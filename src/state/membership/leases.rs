@@ -21,7 +21,7 @@ const PACE_MAX: Duration = Duration::from_secs(3);
 pub(crate) struct Pool {
     /// The name of the pool in the keys of its leases. The nodes that divide it have the role [`role_of_pool`].
     pub name: Arc<str>,
-    /// The key of the note that no node has the role. It is removed whenever the role is published, so no node joins unnoticed.
+    /// The key that marks the role as vacant, if the pool keeps one. Publishing the role clears the key, so no node joins unnoticed.
     pub idle: Option<Bytes>,
 }
 
@@ -77,7 +77,7 @@ impl NodeOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BalanceOptions {
-    /// How often the node polls whether nodes or leases have changed. Default: 1 s.
+    /// How often the node checks whether nodes or leases have changed. Default: 1 s.
     pub interval: Duration,
     /// How long an owner may take to end its work when another node should own the lease. After that, the other node takes the lease
     /// anyway. Default: 10 s. [`Duration::MAX`] means "never".

@@ -515,7 +515,7 @@ fn is_stamped_key(mutation: &Mutation) -> bool {
     matches!(mutation, Mutation::Atomic(AtomicOp::SetVersionstampedKey, ..))
 }
 
-/// Whether `error` came from a read. FoundationDB then fails the commit with it as well; other reads succeed.
+/// Whether `error` belongs to a single read. As in FoundationDB, the commit then fails with it too, but other reads can succeed.
 fn is_of_the_read(error: &StoreError) -> bool {
     [StoreError::ACCESSED_UNREADABLE, StoreError::TRANSACTION_TOO_OLD, StoreError::FUTURE_VERSION]
         .contains(error)

@@ -217,7 +217,7 @@ impl TransactionBackend for FdbTransaction {
             return self.fail(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
         }
         if read.range.is_empty() || read.limit == 0 {
-            // To the client a limit of zero means no limit. The client checks more than this code does, so it is asked nevertheless.
+            // The client treats a limit of zero as no limit, so read an empty range. Returning early would skip the client's checks.
             let place = read.range.begin.clone().max(read.range.end.clone());
             let nothing = KeyRange { begin: place.clone(), end: place };
             return self.part(&RangeRead { limit: 1, range: nothing, ..read.clone() }, isolation);
