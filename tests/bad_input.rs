@@ -2,12 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[allow(dead_code)]
 mod common;
 
 use std::{
     fs,
-    io::Write,
+    io::{BufRead, BufReader, Read, Write},
     path::Path,
     process::{Command, Output, Stdio},
     time::Duration,
@@ -166,10 +165,9 @@ fn a_node_with_a_short_timeout_can_be_followed() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         record(running.bus().store(), running.bus(), &db("shop", 1), [1, 0, 0, 0]).await;
     });
-    let mut line = String::new();
-    let mut lines = std::io::BufReader::new(child.stdout.take().unwrap());
-    std::io::BufRead::read_line(&mut lines, &mut line).unwrap();
-    assert!(line.contains("shop"), "{line:?}");
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().starts_with("SEQ"));
+    assert!(lines.next().unwrap().unwrap().contains("shop"));
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -189,7 +187,6 @@ fn too_many_events_for_a_transaction_are_refused_with_advice() {
 
 /// The answer to posted events.
 fn post(url: &str, body: &str) -> String {
-    use std::io::Read;
     let at = url.strip_prefix("http://").unwrap();
     let mut stream = std::net::TcpStream::connect(at).unwrap();
     let head = format!(

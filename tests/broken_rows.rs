@@ -303,7 +303,7 @@ async fn a_pointer_to_nothing_stops_no_other_database() {
 #[tokio::test(start_paused = true)]
 async fn a_fold_commits_before_it_gets_too_large() {
     let store = Store::memory();
-    let options = BusOptions::default().prefix(vec![b'p'; 256]).partitions(1).shards(5_000);
+    let options = BusOptions::default().prefix(vec![b'p'; 256]).partitions(1).shards(1_000);
     let bus = Bus::open(&store, options).await.unwrap();
     let dbs: Vec<_> = (0..1_990).map(|n| db(&format!("{n:04}{}", "x".repeat(200)), 1)).collect();
     let options = eager().fold_rows_max(10_000);

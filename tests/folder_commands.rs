@@ -126,7 +126,7 @@ fn damage_is_named() {
     let at = damages.strip_prefix("damaged: journal-0000000000000001 at byte ").unwrap();
     let at: usize = at.split(':').next().unwrap().parse().unwrap();
     assert!(at <= place && place - at < 20_000 && damages.lines().count() == 1, "{place}: {damages}");
-    assert!(said.contains("at 1 places"), "{said}");
+    assert!(said.contains("in 1 places"), "{said}");
     for refused in
         [&["tail", "--store", &store][..], &["serve", "--listen", "127.0.0.1:0", "--store", &store]]
     {

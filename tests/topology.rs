@@ -157,8 +157,8 @@ fn bad_arguments_change_nothing() {
     for (args, reason) in [
         (&["show", "--feed", "docs"][..], "neither \"notifications\" nor 32 hexadecimal digits"),
         (&["reshard"], "--shards"),
-        (&["reshard", "--shards", "0"], "invalid shards: 0 is not 1 to 10000"),
-        (&["reshard", "--shards", "10001"], "invalid shards"),
+        (&["reshard", "--shards", "0"], "invalid shards: 0 is not 1 to 1000"),
+        (&["reshard", "--shards", "1001"], "invalid shards"),
         (&["reshard", "--shards", "2", "--scheme", "name"], "\"partition-key\" and a number"),
         (&["reshard", "--shards", "2", "--scheme", "5000"], "hashing scheme 5000 is unknown"),
     ] {

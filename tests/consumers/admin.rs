@@ -107,7 +107,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     for member in [debounced, member().tenants(1, one)] {
         let refused = member.run_batches(Rows::new().handler()).await.unwrap_err();
         assert!(
-            refused.to_string().contains("leave it out, or work on ids side by side, with `run`"),
+            refused.to_string().contains("leave this out, or use `run` to work on ids side by side"),
             "{refused}"
         );
     }
