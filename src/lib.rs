@@ -1,9 +1,9 @@
 //! A transactional notification bus for database-level events.
 //!
 //! A document database, or any other layer with many databases on FoundationDB, needs to know when databases are created, deleted, updated
-//! or get a new design document. Here producers record events inside the same transaction that causes them; a notifier folds the events
-//! into a feed in which each database has exactly one row; a dispatcher delivers the rows to subscribers in the process. No event is lost,
-//! and an idle bus polls only as a fallback for lost hints.
+//! or get a new design document. With this crate, producers record events in the same transaction that causes them; a notifier folds the
+//! events into a feed in which each database has exactly one row; a dispatcher delivers the rows to subscribers in the process. No event is
+//! lost, and an idle bus polls only as a fallback for lost hints.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -39,10 +39,10 @@
 //!
 //! `ARCHITECTURE.md` describes the design, layer by layer.
 
-// On docs.rs the pages say which feature an item needs; that takes a nightly compiler.
+// On docs.rs the pages say which feature an item needs, which requires a nightly compiler.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-/// Runs the programs in pages that document no module as doc tests, too.
+/// Also runs, as doc tests, the programs in pages that do not document a module.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]

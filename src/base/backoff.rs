@@ -1,6 +1,6 @@
 //! [`Backoff`]: the pauses before failed work is tried again; and [`Failures`]: how many times it failed in a row.
 //!
-//! Everything that is tried again waits by this one rule: transactions, work on leases, tasks that panicked, listeners, consumer handlers.
+//! Everything that is tried again follows this one rule: transactions, work on leases, tasks that panicked, listeners, consumer handlers.
 //! Options for the shortest and the longest pause become a [`Backoff`].
 
 use std::time::Duration;
@@ -21,8 +21,8 @@ impl Backoff {
     /// The pauses for work that lasts as long as its role.
     pub const ROLE: Self = Self { min: FAILURE_PAUSE, max: Duration::from_mins(1) };
 
-    /// The pause after failure number `failures` in a row, counted from 1: a random time between half and all of `min * 2^(failures - 1)`,
-    /// at most `max`, so that work that failed at the same time is not tried again at the same time.
+    /// Returns the pause after failure number `failures` in a row, counted from 1: a random time between half and all of
+    /// `min * 2^(failures - 1)`, at most `max`, so that work that failed at the same time is not tried again at the same time.
     pub fn pause(&self, failures: u32, env: &Env) -> Duration {
         let doubled = self.min.saturating_mul(1 << failures.saturating_sub(1).min(20));
         env.spread(doubled.min(self.max), 0.5, 1.0)

@@ -3,7 +3,7 @@
 //! A sequence alone is not enough. Between two pages, a reader's position does not mean that the reader has received every row before it:
 //! an earlier row may have been superseded by one on a later page. So a cursor has these parts: what the reader knew when its reading
 //! began, how far the feed was readable at the last page, and how far the reader has come. If the reader began with nothing, the cursor
-//! also has how far the feed was readable when it began.
+//! also says how far the feed was readable when it began.
 //!
 //! ```text
 //! sequence   1          2          3
@@ -16,9 +16,9 @@
 //! 1. What a reader knew is explicit. No sequence, the first one included, stands for "knows nothing".
 //! 2. A reader that began with nothing and has received rows may know any database that was alive when it began, or later. So its cursor
 //!    keeps when it began, even when the reading starts over for another filter ([`Cursor::rewound`]).
-//! 3. A reader passes the old position of a row that moved before its page was read. A store that is restored from an older copy has the
-//!    row at that old position, where this reader never looks again. So the cursor keeps how far the feed was readable at the last page; an
-//!    older copy does not reach that far.
+//! 3. If a row moves before a reader reaches it, the reader passes the row's old position without getting it. A store that is restored from
+//!    an older copy has the row at that position, where this reader never looks again. So the cursor keeps how far the feed was readable at
+//!    the last page; an older copy does not reach that far.
 
 use std::{fmt, str::FromStr};
 
@@ -41,7 +41,7 @@ pub enum Knowledge {
 /// The position of a reader: what it knew when its reading began, how far the feed was readable at its last page, and how far it has come.
 ///
 /// [`Cursor::BEGINNING`] is the start of a reader that knows no database. A [`Sequence`] converts into the cursor of a reader that knows
-/// everything up to there. Cursors sort by how much is still to be delivered: the reader with the most to come sorts first.
+/// everything up to there. Cursors sort by how much is still to be delivered: the reader that has yet to receive the most sorts first.
 ///
 /// The text of a cursor is `0` for nothing, and 26 hexadecimal digits for everything up to a sequence. In the middle of a reading it is
 /// `AFTER-READABLE-KNOWN`, each with 26 digits, if the reading began with everything up to `KNOWN`, or `AFTER-READABLE-BEGAN-0` if it began
@@ -60,7 +60,7 @@ pub enum Knowledge {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cursor {
     knowledge: Knowledge,
-    /// How far the feed was readable when the reading began. Set in the middle of a reading that began with nothing.
+    /// How far the feed was readable when the reading began. Set only in the middle of a reading that began with nothing.
     began: Option<Sequence>,
     /// The reader has read everything up to here.
     after: Sequence,
@@ -122,8 +122,8 @@ impl Cursor {
     pub const BEGINNING: Self =
         Self { knowledge: Knowledge::Nothing, began: None, after: Sequence::MIN, readable: None };
 
-    /// The cursor of a reader that knew `knowledge` when it began and has read up to `after`. When its last page was read, the feed was
-    /// readable up to `readable`. `began` is the same for the beginning of the reading, and counts only if the reader began with nothing.
+    /// Returns the cursor of a reader that knew `knowledge` when it began and has read up to `after`. When its last page was read, the feed
+    /// was readable up to `readable`. When it began, the feed was readable up to `began`, which matters only if it began with nothing.
     pub(crate) fn resumed(
         knowledge: Knowledge,
         began: Sequence,
@@ -218,7 +218,7 @@ impl Cursor {
     /// Fails if dropped rows may have reported changes to databases that the reader knows.
     pub(crate) fn check(&self, horizon: Sequence) -> Result<()> {
         let seen = match (self.knowledge, self.began) {
-            // The reader cannot miss a deletion from before its beginning.
+            // The reader cannot miss a deletion from before it began.
             (Knowledge::Nothing, None) => return Ok(()),
             (Knowledge::Nothing, Some(began)) => began.max(self.after),
             (Knowledge::UpTo(_), _) => self.after,
@@ -226,9 +226,9 @@ impl Cursor {
         if seen < horizon { Err(Error::Expired { horizon }) } else { Ok(()) }
     }
 
-    /// The stored form: a tag (1 byte), then 0, 1 or 3 sequences (13 bytes each). The first is the knowledge, unless that is nothing. A
-    /// reading that has begun has three: its knowledge or, if it began with nothing, its beginning; how far the feed was readable at its
-    /// last page; its position.
+    /// Returns the stored form: a tag (1 byte), then 0, 1 or 3 sequences (13 bytes each). The first is the knowledge, unless that is
+    /// nothing. A reading that has begun has three: its knowledge or, if it began with nothing, its beginning; how far the feed was
+    /// readable at its last page; its position.
     pub fn to_bytes(&self) -> Vec<u8> {
         let tag = match (self.knowledge, self.readable) {
             (Knowledge::Nothing, None) => tag::NOTHING,

@@ -1,6 +1,6 @@
 //! Time and randomness, behind one seam.
 //!
-//! All code that sleeps, measures time, adds jitter or draws random numbers asks an [`Env`], so that a run can be replayed from its seed
+//! All code that sleeps, measures time, adds jitter or draws random numbers uses an [`Env`], so that a run can be replayed from its seed
 //! and tests can pause time. The wall clock is for lag figures, and for the version at which an embedded store begins; nothing else depends
 //! on it.
 
@@ -16,16 +16,16 @@ use futures_util::future::BoxFuture;
 
 /// The functions of an environment. Implement this trait to simulate one.
 pub trait Environment: Send + Sync + 'static {
-    /// Time since an arbitrary start; never goes back.
+    /// Returns the time since an arbitrary start; it never goes back.
     fn now(&self) -> Duration;
-    /// Milliseconds since 1970, for figures that people read and for the first version of an embedded store.
+    /// Returns the milliseconds since 1970, for figures that people read and for the first version of an embedded store.
     fn wall_ms(&self) -> u64;
-    /// 64 random bits.
+    /// Returns 64 random bits.
     fn random(&self) -> u64;
     /// Completes after `duration`.
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
-    /// The clock that measures how long code computes between two awaits. In a simulation, where computing takes no time, it may advance by
-    /// itself.
+    /// Returns the time on the clock that measures how long code computes between two awaits. In a simulation, where computing takes no
+    /// time, this clock may advance by itself.
     fn computing(&self) -> Duration {
         self.now()
     }
@@ -36,27 +36,27 @@ pub trait Environment: Send + Sync + 'static {
 pub struct Env(Arc<dyn Environment>);
 
 impl Env {
-    /// The real environment: tokio's clock (which tests can pause) and the thread's generator.
+    /// Returns the real environment: tokio's clock (which tests can pause) and the thread's generator.
     pub fn system() -> Self {
         Self::new(System { start: tokio::time::Instant::now() })
     }
 
-    /// A handle to `environment`.
+    /// Returns a handle to `environment`.
     pub fn new(environment: impl Environment) -> Self {
         Self(Arc::new(environment))
     }
 
-    /// Time since an arbitrary start; never goes back.
+    /// Returns the time since an arbitrary start; it never goes back.
     pub fn now(&self) -> Duration {
         self.0.now()
     }
 
-    /// Milliseconds since 1970, for figures that people read and for the first version of an embedded store.
+    /// Returns the milliseconds since 1970, for figures that people read and for the first version of an embedded store.
     pub fn wall_ms(&self) -> u64 {
         self.0.wall_ms()
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn random(&self) -> u64 {
         self.0.random()
     }
@@ -74,21 +74,21 @@ impl Env {
         (output.await, computed)
     }
 
-    /// A random fraction in `0.0..1.0`.
+    /// Returns a random fraction in `0.0..1.0`.
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
     pub fn random_fraction(&self) -> f64 {
         (self.random() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A random time between `least` and `most` times `duration`, so that tasks that began together do not stay in step. [`Duration::MAX`],
-    /// which means "never", stays "never".
+    /// Returns a random time between `least` and `most` times `duration`, so that tasks that began together do not stay in step.
+    /// [`Duration::MAX`], which means "never", stays "never".
     pub(crate) fn spread(&self, duration: Duration, least: f64, most: f64) -> Duration {
         let factor = least + (most - least) * self.random_fraction();
         Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
     }
 
-    /// How much is left of an `interval` that began at `since`. [`Duration::MAX`], which means "never", is returned unchanged. Use this
-    /// instead of adding a given interval to a time, which could overflow.
+    /// Returns how much is left of an `interval` that began at `since`. [`Duration::MAX`], which means "never", is returned unchanged. Use
+    /// this instead of adding a given interval to a time, which could overflow.
     #[cfg(feature = "http")]
     pub(crate) fn left_of(&self, interval: Duration, since: Duration) -> Duration {
         if interval == Duration::MAX {
@@ -103,8 +103,8 @@ impl Env {
     }
 }
 
-/// Clamps `duration` to what timers of the operating system and of libraries can take: 1 ms to 24 days. They count in 32 bits, or add the
-/// duration to the current time.
+/// Clamps `duration` to what timers of the operating system and of libraries can take: 1 ms to 24 days. Such timers count in 32 bits, or
+/// add the duration to the current time.
 #[cfg(feature = "http")]
 pub(crate) fn bounded_timer(duration: Duration) -> Duration {
     duration.clamp(Duration::from_millis(1), Duration::from_hours(24 * 24))

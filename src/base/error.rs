@@ -12,13 +12,13 @@ use crate::base::sequence::Sequence;
 /// The result of every fallible function in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The message of a panic, for logs.
+/// Returns the message of a panic, for logs.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<String>()
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("of no text")
+        .unwrap_or("no message")
 }
 
 /// What went wrong. The kinds differ in what the caller can do about it.
@@ -55,7 +55,7 @@ pub enum Error {
         path: PathBuf,
         /// The kind of cause, by what can be done about it.
         cause: OpenCause,
-        /// Why it cannot be opened, and what to do.
+        /// Why the store cannot be opened, and what to do.
         reason: String,
     },
 
@@ -183,7 +183,7 @@ pub enum Error {
     /// upgrade the program.
     #[error("hashing scheme {scheme} is unknown; register it when opening the bus, or upgrade this program")]
     UnknownScheme {
-        /// The stored number.
+        /// The stored number of the scheme.
         scheme: u16,
     },
 
@@ -217,16 +217,16 @@ pub enum Error {
         subscriber: String,
     },
 
-    /// The work was cancelled, or another worker has done it in the meantime: stop, and write nothing more. Nothing of this transaction was
+    /// The work was cancelled, or another worker did it in the meantime: stop, and write nothing more. Nothing of this transaction was
     /// committed.
     #[error("the work on {what} was cancelled: stop, and write nothing more for it")]
     Cancelled {
-        /// What the work was on.
+        /// What was being worked on.
         what: String,
     },
 
-    /// The bus that this process has opened no longer exists: the store was wiped or restored, or the bus was moved. Everything that this
-    /// process knows about it is void, and waiting does not help: end the process, and open the bus again.
+    /// The bus that this process opened no longer exists: the store was wiped or restored, or the bus was moved. Everything that this
+    /// process knows about the bus is void, and waiting does not help: end the process, and open the bus again.
     #[error("the bus that was opened no longer exists: {reason}")]
     BusGone {
         /// What was found in the store instead.
@@ -343,9 +343,9 @@ impl Error {
 pub struct StoreError {
     /// FoundationDB's error code.
     code: i32,
-    /// What the backend adds, such as the message of the operating system.
+    /// What the backend adds to the code, such as the operating system's message.
     detail: Option<String>,
-    /// Whether trying again cannot help, whatever the code says, because the store takes no more writes.
+    /// Whether the store takes no more writes, so that trying again cannot help, whatever the code says.
     is_final: bool,
 }
 
@@ -355,7 +355,7 @@ macro_rules! codes {
         impl StoreError {
             $($(#[$doc])* pub const $name: Self = Self { code: $code, detail: None, is_final: false };)*
 
-            /// FoundationDB's name for the code.
+            /// Returns FoundationDB's name for the code.
             pub fn name(&self) -> &'static str {
                 match self.code {
                     $($code => $text,)*
@@ -430,23 +430,23 @@ codes! {
 }
 
 impl StoreError {
-    /// The error with this code.
+    /// Returns the error with this code.
     #[cfg(feature = "foundationdb")]
     pub(crate) fn from_code(code: i32) -> Self {
         Self { code, detail: None, is_final: false }
     }
 
-    /// FoundationDB's error code.
+    /// Returns FoundationDB's error code.
     pub fn code(&self) -> i32 {
         self.code
     }
 
-    /// The same error with a detail from the backend.
+    /// Returns the same error with a detail from the backend.
     pub(crate) fn with_detail(self, detail: impl std::fmt::Display) -> Self {
         Self { detail: Some(detail.to_string()), ..self }
     }
 
-    /// The same failure, marked as final: the store takes no more writes, so trying again cannot help.
+    /// Returns the same failure, marked as final: the store takes no more writes, so trying again cannot help.
     pub(crate) fn of_failed_store(self) -> Self {
         Self { is_final: true, ..self }
     }

@@ -40,13 +40,13 @@ impl DbName {
     /// store's limit.
     pub const LEN_MAX: usize = 1_024;
 
-    /// Makes a name. Fails if `name` is empty or too long.
+    /// Creates a name. Fails if `name` is empty or too long.
     pub fn new(name: &str) -> Result<Self> {
         check_len("database name", name)?;
         Ok(Self(name.into()))
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -93,13 +93,13 @@ impl DdocId {
     /// The maximum length of an id, in bytes: the same as for a name, and for the same reason.
     pub const LEN_MAX: usize = DbName::LEN_MAX;
 
-    /// Makes an id. Fails if `id` is empty or too long.
+    /// Creates an id. Fails if `id` is empty or too long.
     pub fn new(id: &str) -> Result<Self> {
         check_len("design document id", id)?;
         Ok(Self(id.into()))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -126,7 +126,7 @@ serde_as_text!(DdocId);
 pub struct DbInstance(pub [u8; 16]);
 
 impl DbInstance {
-    /// Makes an instance for a database that is being created: 128 random bits.
+    /// Creates an instance for a database that is being created: 128 random bits.
     #[expect(clippy::new_without_default, reason = "a default would be the same each time")]
     pub fn new() -> Self {
         Self::random(&Env::system())
@@ -179,7 +179,7 @@ pub struct Db {
 }
 
 impl Db {
-    /// The database `name` as created with `instance`.
+    /// Returns the database `name` as created with `instance`.
     pub fn new(name: DbName, instance: DbInstance) -> Self {
         Self { name, instance }
     }
@@ -192,7 +192,7 @@ pub enum EventKind {
     Created = 0,
     /// The database was deleted.
     Deleted = 1,
-    /// Something in the database changed, other than a design document.
+    /// Something other than a design document changed in the database.
     Updated = 2,
     /// A design document was written or deleted.
     DdocUpdated = 3,
@@ -287,12 +287,12 @@ impl Kinds {
         self.0 == 0
     }
 
-    /// The kinds in the set, in the order in which they happen to a database.
+    /// Returns the kinds in the set, in the order in which they happen to a database.
     pub fn iter(self) -> impl Iterator<Item = EventKind> {
         EventKind::ALL.into_iter().filter(move |&kind| self.contains(kind))
     }
 
-    /// The kinds of event that `counters` has at least one of.
+    /// Returns the kinds of which `counters` has at least one event.
     pub(crate) fn counted(counters: &Counters) -> Self {
         let lanes = counters.lanes();
         EventKind::ALL.into_iter().filter(|&kind| lanes[kind as usize] > 0).collect()

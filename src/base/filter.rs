@@ -33,11 +33,11 @@ use crate::base::{
 pub struct Filter {
     pub(crate) names: Names,
     kinds: Kinds,
-    /// The wanted design documents; all if `None`.
+    /// The wanted design documents; `None` for all.
     pub(crate) ddocs: Option<Arc<BTreeSet<DdocId>>>,
 }
 
-/// A human-readable description of what the filter lets pass.
+/// Writes a human-readable description of what the filter lets through.
 impl fmt::Display for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.names {
@@ -94,7 +94,7 @@ pub(crate) enum MatchedBy {
 /// The key of a pattern. Subscribers with equal keys share a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PatternKey {
-    /// The pattern matches a name if one of these atoms does, or if there are no atoms. They are sorted and distinct.
+    /// The pattern matches a name if one of these atoms does, or if there are no atoms. The atoms are sorted and distinct.
     pub atoms: SmallVec<[Atom; 1]>,
     pub kinds: Kinds,
 }
@@ -106,7 +106,7 @@ pub(crate) fn glob_matcher(pattern: &str) -> Result<GlobMatcher> {
     }
     let invalid = |error: globset::Error| Error::invalid("glob", error.to_string());
     let glob = build_glob(pattern).map_err(invalid)?;
-    // Compiling a matcher that is too large panics. Building a set of it fails instead, so that is done first.
+    // Compiling a matcher that is too large panics. Building a set from the glob returns an error instead, so this is done first.
     GlobSet::builder().add(glob.clone()).build().map_err(invalid)?;
     Ok(glob.compile_matcher())
 }
@@ -115,7 +115,7 @@ pub(crate) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
     GlobBuilder::new(pattern).literal_separator(false).build()
 }
 
-/// The tags of encoded filters. Their hashes are stored, so they never change.
+/// The tags of encoded filters. The hashes of filters are stored, so the tags never change.
 mod tag {
     pub const ALL: u8 = 0;
     pub const EXACT: u8 = 1;
@@ -182,7 +182,7 @@ impl Set {
         Self { filters, places, others, exact }
     }
 
-    /// The indices of the filters that want news of one of `kinds` in a row.
+    /// Returns the indices of the filters that want news of one of `kinds` in a row.
     pub fn wanting_of(&self, kinds: Kinds, row: &Notification, since: &Cursor) -> Vec<usize> {
         let wants = |place: &usize| self.filters[*place].wanted_news(row, since).intersects(kinds);
         let mut places: Vec<_> = self.wanting(row, since).filter(wants).collect();
@@ -190,7 +190,7 @@ impl Set {
         places
     }
 
-    /// The indices of the filters that want news in a row, for a subscriber that knows everything up to `since`.
+    /// Returns the indices of the filters that want news in a row, for a subscriber that knows everything up to `since`.
     pub fn wanting(&self, row: &Notification, since: &Cursor) -> impl Iterator<Item = usize> {
         let named = self.places.get(row.name.as_str()).map_or(&[][..], Vec::as_slice);
         named.iter().chain(&self.others).copied().filter(move |&place| self.filters[place].passes(row, since))
@@ -215,7 +215,7 @@ impl Filter {
         Ok(Self::of(Names::One(DbName::new(name)?)))
     }
 
-    /// Wants the databases `names`; at least one.
+    /// Wants the databases in `names`, of which there must be at least one.
     pub fn names(names: impl IntoIterator<Item = DbName>) -> Result<Self> {
         let names: BTreeSet<_> = names.into_iter().collect();
         if names.is_empty() {
@@ -248,9 +248,9 @@ impl Filter {
         Self::of(Names::Predicate(Arc::new(predicate)))
     }
 
-    /// Wants the databases that one of `filters` wants; at least one filter. Unless one of them is a predicate or wants everything, an
-    /// event of a database that none of them matches costs nothing, however many filters there are. A database that several filters want is
-    /// delivered once, and [`Delivery::wanted_by`](crate::Delivery::wanted_by) names them.
+    /// Wants the databases that any of `filters` wants. There must be at least one filter. Unless one of them is a predicate or wants
+    /// everything, an event of a database that none of them matches costs nothing, however many filters there are. A database that several
+    /// filters want is delivered once, and [`Delivery::wanted_by`](crate::Delivery::wanted_by) names the filters.
     ///
     /// Fails with [`Error::Invalid`] if there is no filter, or if one of them names design documents: name them for the whole set.
     pub fn any(filters: impl IntoIterator<Item = Self>) -> Result<Self> {
@@ -265,7 +265,7 @@ impl Filter {
         Ok(Self::of(Names::Any(Arc::new(Set::new(filters)))))
     }
 
-    /// Restricts the filter to rows with news of one of `kinds`; at least one kind. The news still has every kind that happened.
+    /// Restricts the filter to rows with news of one of `kinds`, which must not be empty. The news still has every kind that happened.
     pub fn kinds(self, kinds: Kinds) -> Result<Self> {
         if kinds.is_empty() {
             return Err(Error::invalid("filter", "it has no kind, so it would never match"));
@@ -273,8 +273,8 @@ impl Filter {
         Ok(Self { kinds, ..self }).and_then(Self::checked)
     }
 
-    /// Restricts the filter to design documents with the ids `ids`; at least one. Other kinds of events are wanted as before. A change
-    /// recorded without the id of its design document may be to any of them, so it is delivered.
+    /// Restricts the filter to design documents with these `ids`, which must not be empty. Other kinds of events are wanted as before. A
+    /// change recorded without the id of its design document may concern any of them, so it is delivered.
     ///
     /// Each delivery with changed design documents costs a read, as with
     /// [`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs), which this implies.
@@ -313,7 +313,7 @@ impl Filter {
         }
     }
 
-    /// The wanted exact names, sorted; `None` if the filter selects databases in another way.
+    /// Returns the wanted exact names, sorted; `None` if the filter selects databases in another way.
     pub(crate) fn exact(&self) -> Option<&[DbName]> {
         match &self.names {
             Names::One(name) => Some(std::slice::from_ref(name)),
@@ -338,14 +338,14 @@ impl Filter {
         passes_names && self.kinds == Kinds::ALL
     }
 
-    /// A hash of the filter, which consumers store: XXH3 of its [encoding](Self::encode). All predicates hash alike.
+    /// Returns a hash of the filter, which consumers store: the XXH3 of its [encoding](Self::encode). All predicates have the same hash.
     pub(crate) fn hash(&self) -> u64 {
         let mut bytes = Vec::new();
         self.encode(&mut bytes);
         xxhash_rust::xxh3::xxh3_64(&bytes)
     }
 
-    /// Appends the encoding of the filter. Its hash is stored, so it never changes: a tag for the names, followed by the texts or the
+    /// Appends the encoding of the filter. Hashes of it are stored, so it never changes: a tag for the names, followed by the texts or the
     /// filters of the set; the kinds (1 byte); 1 and the ids of design documents if the filter names any, else 0. Texts, lists and sets
     /// begin with their length (4 bytes, big-endian).
     fn encode(&self, bytes: &mut Vec<u8>) {
@@ -383,7 +383,7 @@ impl Filter {
         }
     }
 
-    /// The key of the pattern that selects candidate rows. The pattern matches every row if the filter wants all names, or has a predicate.
+    /// Returns the key of the pattern for candidate rows. The pattern matches every row if the filter wants all names or has a predicate.
     pub(crate) fn key(&self) -> PatternKey {
         let mut atoms = BTreeSet::new();
         if self.collect_atoms(&mut atoms) {
@@ -413,8 +413,8 @@ impl Filter {
         self.wanted_news(row, since).iter().any(|kind| kind != EventKind::DdocUpdated)
     }
 
-    /// The kinds of news in `row`, a row of a wanted database, that this filter wants. A set wants the kinds that the set allows and that
-    /// one of its matching filters wants.
+    /// Returns the kinds of news in `row` that this filter wants. The filter's names must match the row. A set wants the kinds that the set
+    /// allows and that one of its matching filters wants.
     fn wanted_news(&self, row: &Notification, since: &Cursor) -> Kinds {
         let news = match self.set() {
             None => row.news_since(*since).kinds(),
@@ -429,7 +429,7 @@ impl Filter {
         self.kinds == Kinds::ALL && self.members().iter().all(Self::wants_all_kinds)
     }
 
-    /// The set and the kinds that it allows, if the filter is a set.
+    /// Returns the set and the kinds that it allows, if the filter is a set.
     pub(crate) fn set_and_kinds(&self) -> Option<(Arc<Set>, Kinds)> {
         Some((Arc::clone(self.set()?), self.kinds))
     }

@@ -22,10 +22,10 @@ use crate::base::{env::Env, error::Error, log_throttle::LogThrottle};
 /// The failing work, as the subject of a message, and its partition or zero.
 type FailureKey = (&'static str, u64);
 
-/// A part of the process that ends when the bus that the process has opened no longer exists. A part that holds no lease would otherwise
-/// continue, with whatever is under the prefix by then.
+/// A part of the process that has to end when the bus that the process opened no longer exists. A part without a lease would otherwise
+/// continue with whatever is under the prefix by then.
 pub(crate) trait EndsWithBus: Send + Sync {
-    /// Ends the part. From now on [`Health::ended`] says why.
+    /// Ends the part. [`Health::ended`] already says why.
     fn end_with_bus(&self);
 }
 
@@ -86,7 +86,7 @@ impl Health {
         let mut troubles = self.troubles.lock();
         if troubles.remove(&(what, place)).is_some() {
             self.troubled.store(troubles.len(), Ordering::Relaxed);
-            // The end of the trouble is logged only if the trouble was.
+            // The end of the trouble is logged only if the trouble itself was.
             if troubles.is_empty() && self.is_said.swap(false, Ordering::Relaxed) {
                 tracing::warn!(what, "works again");
             }
@@ -104,7 +104,7 @@ impl Health {
         tracing::warn!(what, %error, unsaid, "trouble, trying again");
     }
 
-    /// Whether to log a remark that is not a failure: once, and then with growing pauses. If so, returns how many times it was not logged.
+    /// Decides whether to log a remark that is not a failure, with growing pauses between lines. If so, returns how many were skipped.
     pub fn remark(&self, env: &Env, what: &str) -> Option<u64> {
         self.log.is_due(env.now(), what.to_owned())
     }
@@ -116,7 +116,7 @@ impl Health {
         }
     }
 
-    /// The current failures, oldest first.
+    /// Returns the current failures, oldest first.
     #[cfg(feature = "http")]
     pub fn troubles(&self) -> Vec<Trouble> {
         let mut troubles: Vec<_> = self.troubles.lock().values().cloned().collect();
@@ -139,7 +139,7 @@ impl Health {
         }
     }
 
-    /// Ends `part` once the process can no longer work, or at once if that is already so.
+    /// Ends `part` once the process can no longer work, or at once if it already cannot.
     pub fn end_with_bus(&self, part: &Arc<impl EndsWithBus + 'static>) {
         let known = Arc::downgrade(part);
         let mut parts = self.ends_with_bus.lock();
@@ -179,7 +179,7 @@ impl Health {
         self.nodes.lock().remove(&node);
     }
 
-    /// The nodes of this process with their tokens; `None` for a node that has expired.
+    /// Returns the nodes of this process with their tokens; `None` for a node that has expired.
     #[cfg(feature = "http")]
     pub fn nodes(&self) -> Vec<([u8; 16], Option<[u8; 16]>)> {
         self.nodes.lock().iter().map(|(&node, &token)| (node, token)).collect()
@@ -192,7 +192,7 @@ impl fmt::Debug for Health {
     }
 }
 
-/// The name of a cause. If the store is unavailable or slow, everything fails, with several codes; all that is one cause.
+/// Returns the name of a cause. If the store is unavailable or slow, everything fails, with various codes; all of that is one cause.
 fn cause(what: &str, error: &Error) -> String {
     match error {
         error if error.is_of_store() => "store".to_owned(),
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
     use crate::base::error::StoreError;
 
-    /// If the store is unavailable, everything fails, with several codes: one line is enough.
+    /// If the store is unavailable, everything fails, with various codes: one line is enough.
     #[test]
     fn all_failures_of_the_store_are_one_cause() {
         let of = |error| cause("fold", &Error::Store(error));

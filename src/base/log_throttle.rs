@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 /// The pause after the first line for a cause. It doubles with each further line.
 const PAUSE_MIN: Duration = Duration::from_mins(1);
 
-/// The longest pause between two lines for a cause.
+/// The maximum pause between two lines for a cause.
 const PAUSE_MAX: Duration = Duration::from_hours(1);
 
 /// A cause that was not seen for this long is logged as a new one.
@@ -16,7 +16,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 /// The maximum number of causes with lines of their own; all others share one cause.
 const CAUSES_MAX: usize = 256;
 
-/// Decides by their causes which lines are logged.
+/// Decides which lines are logged, by their causes.
 #[derive(Debug, Default)]
 pub(crate) struct LogThrottle(Mutex<BTreeMap<String, Cause>>);
 

@@ -78,13 +78,13 @@ pub struct News {
 }
 
 impl News {
-    /// The kinds of events that are news, including those of the earlier instance.
+    /// Returns the kinds of events that are news, including those of the earlier instance.
     pub fn kinds(&self) -> Kinds {
         if self.replaced.is_some() { self.kinds | EventKind::Deleted.into() } else { self.kinds }
     }
 
-    /// The news in the order in which it happened: the deletion of the earlier instance, then the news about the row's instance. A
-    /// `deleted` means that the name was deleted, even if the reader knew an instance other than the one it comes with.
+    /// Returns the news in the order in which it happened: the deletion of the earlier instance, then the news about the row's instance. A
+    /// `deleted` means that the name was deleted, even if the reader knew an instance other than the one that comes with it.
     pub fn iter(&self) -> impl Iterator<Item = (DbInstance, EventKind)> {
         let before = self.replaced.map(|instance| (instance, EventKind::Deleted));
         let instance = self.instance;
@@ -93,7 +93,7 @@ impl News {
 }
 
 impl Notification {
-    /// The database of the row.
+    /// Returns the database of the row.
     pub fn db(&self) -> Db {
         Db::new(self.name.clone(), self.instance)
     }
@@ -103,7 +103,7 @@ impl Notification {
         self.deleted_at.is_some()
     }
 
-    /// The news for a reader at `cursor`.
+    /// Returns the news for a reader at `cursor`.
     ///
     /// A name has one living instance: if a new one was created, all earlier ones are gone. A reader that may have known the name gets one
     /// deletion, for the last earlier instance, whichever instance it knew.
@@ -129,8 +129,8 @@ impl Notification {
         }
     }
 
-    /// The stored form. A position that equals the row's own is stored as a marker, so that a draft, which has no sequence before its
-    /// commit, has the same bytes as the row that it becomes.
+    /// Returns the stored form. A position that equals the row's own is stored as a marker, so that a draft, which has no sequence before
+    /// its commit, has the same bytes as the row that it becomes.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(160 + self.name.as_str().len());
         bytes.push(FORMAT);

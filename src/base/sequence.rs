@@ -1,10 +1,10 @@
 //! [`Sequence`]: the position of a row in a feed.
 //!
-//! 13 bytes: incarnation (1), versionstamp of the transaction that wrote the row (10), order within that transaction
-//! (2), all big-endian. Its bytes and its text sort in the order of commits, even after a move to another cluster, where versionstamps
-//! start over: a move raises the incarnation by one (CouchDB RFC 003).
+//! 13 bytes: incarnation (1), versionstamp of the transaction that wrote the row (10), order within that transaction (2), all big-endian.
+//! The bytes and the text sort in the order of commits, even after a move to another cluster, where versionstamps start over: a move raises
+//! the incarnation by one (CouchDB RFC 003).
 //!
-//! This file has only code that cannot fail, so that errors can have positions in them. `encoding` reads sequences from bytes and text.
+//! This file contains only code that cannot fail, so that errors can contain positions. `encoding` reads sequences from bytes and text.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub struct Incarnation(pub u8);
 pub struct Versionstamp(pub [u8; STAMP_LEN]);
 
 impl Versionstamp {
-    /// The stamp of transaction number `order` in the batch committed at `version`.
+    /// Returns the stamp of transaction number `order` in the batch committed at `version`.
     pub fn new(version: u64, order: u16) -> Self {
         let mut bytes = [0; STAMP_LEN];
         bytes[..8].copy_from_slice(&version.to_be_bytes());
@@ -65,7 +65,7 @@ impl Sequence {
     /// The position after every row.
     pub const MAX: Self = Self([0xff; SEQUENCE_LEN]);
 
-    /// The position of row number `order` of the transaction with `stamp`.
+    /// Returns the position of row number `order` of the transaction with `stamp`.
     pub fn new(incarnation: Incarnation, stamp: Versionstamp, order: u16) -> Self {
         let mut bytes = [0; SEQUENCE_LEN];
         bytes[0] = incarnation.0;
@@ -74,7 +74,7 @@ impl Sequence {
         Self(bytes)
     }
 
-    /// The last position that a reader at read version `version` can see.
+    /// Returns the last position that a reader at read version `version` can see.
     pub fn last_at(incarnation: Incarnation, version: u64) -> Self {
         Self::new(incarnation, Versionstamp::new(version, u16::MAX), u16::MAX)
     }
@@ -88,7 +88,7 @@ impl Sequence {
         &self.0
     }
 
-    /// Returns the position just before this one, or the first position for itself.
+    /// Returns the position just before this one. The first position is returned unchanged.
     pub(crate) fn before(self) -> Self {
         let mut wide = [0; 16];
         wide[3..].copy_from_slice(&self.0);
@@ -96,17 +96,17 @@ impl Sequence {
         Self(before[3..].try_into().expect("the slice has the length of a sequence"))
     }
 
-    /// How many times the bus had moved when the row was written.
+    /// Returns how many times the bus had moved when the row was written.
     pub fn incarnation(&self) -> Incarnation {
         Incarnation(self.0[0])
     }
 
-    /// The stamp of the transaction that wrote the row.
+    /// Returns the stamp of the transaction that wrote the row.
     pub fn versionstamp(&self) -> Versionstamp {
         Versionstamp(self.0[1..11].try_into().expect("the slice has the length of a stamp"))
     }
 
-    /// The index of the row in that transaction.
+    /// Returns the index of the row in its transaction.
     pub fn order(&self) -> u16 {
         u16::from_be_bytes([self.0[11], self.0[12]])
     }

@@ -1,19 +1,19 @@
 //! [`Task`] and [`Tasks`]: tasks that never outlive the task that started them.
 //!
-//! Aborting a task of the runtime only asks it to end. On another thread the task may be in the middle of a poll, and runs on until its
-//! next await while its owner believes that it is gone. Its work can then interfere with the owner's clean-up. Waiting for a tracker (like
-//! that of `tokio-util`) does not help when a future is dropped, because a drop cannot wait asynchronously; and futures are cancelled by
+//! Aborting a runtime task only asks it to end. On another thread the task may be in the middle of a poll, and continues until its next
+//! await while its owner believes that it is gone. Its work can then interfere with the owner's clean-up. Waiting for a tracker (like that
+//! of `tokio-util`) does not help when a future is dropped, because a drop cannot wait asynchronously; and futures are cancelled by
 //! dropping, at any depth.
 //!
-//! So the work of a [`Task`] is in a slot that the task shares with its handle. Dropping the handle takes the work out of the slot and
+//! So the work of a [`Task`] lives in a slot that the task shares with its handle. Dropping the handle takes the work out of the slot and
 //! drops it, after waiting for a poll on another thread to end. Once the drop has returned, the task has stopped, and so has every [`Task`]
 //! that it started.
 //!
-//! Polls are short. Work that blocks its thread blocks the drop of the handle for as long. Two tasks must not drop each other's handles
+//! Polls are short. Work that blocks its thread blocks the drop of the handle for that long. Two tasks must not drop each other's handles
 //! while they are polled. A task that drops its own handle ends after the current poll.
 //!
-//! [`supervised`] restarts the work of a task after a panic. A task that lasts as long as its role is never spawned without it: a panic
-//! would end the task for good, and nothing would show that.
+//! [`supervised`] restarts the work of a task after a panic. A task that lasts as long as its role is never spawned without [`supervised`]:
+//! a panic would end the task for good, unnoticed.
 
 use std::{
     fmt,
@@ -59,7 +59,7 @@ pub(crate) async fn supervised<W: Future<Output = ()>>(
 /// How long each step of a shutdown waits for the store.
 pub(crate) const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
-/// Runs `work` at a shutdown. Fails if the store does not answer in time; the process ends nevertheless.
+/// Runs `work` during a shutdown. Fails if the store does not answer in time; the process then ends anyway.
 pub(crate) async fn in_time<T>(
     env: &Env,
     what: &'static str,
@@ -134,7 +134,7 @@ impl<T> Slot<T> {
         *self.poller.lock() = thread;
     }
 
-    /// Drops the work, after any poll that is under way on another thread.
+    /// Drops the work, after waiting for any poll on another thread to end.
     fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
         let poller = *self.poller.lock();
@@ -151,7 +151,7 @@ pub(crate) struct Canceller {
     task: AbortHandle,
 }
 
-/// A slot with any type of result.
+/// A slot whose result may have any type.
 trait Cancel: Send + Sync {
     /// See [`Slot::cancel`].
     fn cancel(&self);
@@ -171,7 +171,7 @@ impl Canceller {
     }
 }
 
-/// A handle on a task of the runtime. Dropping it ends the task. It is also a future with the task's result.
+/// A handle to a runtime task. Dropping the handle ends the task. The handle is also a future with the task's result.
 #[must_use = "dropping it ends the task"]
 pub(crate) struct Task<T: Send + 'static> {
     number: u64,
@@ -180,7 +180,7 @@ pub(crate) struct Task<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Task<T> {
-    /// Runs `work`.
+    /// Runs `work` in a task of its own.
     pub fn spawn(work: impl Future<Output = T> + Send + 'static) -> Self {
         Self::numbered(0, work)
     }
@@ -225,7 +225,7 @@ impl<T: Send + 'static> Drop for Task<T> {
     }
 }
 
-/// A set of tasks, which end when it is dropped.
+/// A set of tasks, all of which end when the set is dropped.
 pub(crate) struct Tasks<T: Send + 'static> {
     /// The tasks that have not been joined.
     under_way: FuturesUnordered<Numbered<T>>,
@@ -248,7 +248,7 @@ impl<T: Send + 'static> Tasks<T> {
         Self { under_way: FuturesUnordered::new() }
     }
 
-    /// Runs `work` as number `number`; returns a handle that can end it.
+    /// Runs `work` as task number `number`, and returns a handle that can end the task.
     pub fn spawn(&self, number: u64, work: impl Future<Output = T> + Send + 'static) -> Canceller {
         let task = Task::numbered(number, work);
         let canceller = task.canceller();

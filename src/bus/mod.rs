@@ -99,8 +99,8 @@ impl Default for BusOptions {
 /// Runs `open`, which opens the bus under `prefix`. When the bus is opened for the first time since its folder was opened, the same
 /// transaction removes the nodes of earlier processes: they are dead, and no node should have to wait until they expire.
 ///
-/// Nodes join only through an open bus, so before the bus is marked as used there is no living node. If a transaction has its read version
-/// and then finds no mark, it reads only dead nodes, and conflicts if a node joins before its commit.
+/// Nodes join only through an open bus, so before the bus is marked as used there is no living node. A transaction that has its read
+/// version and then finds no mark reads only dead nodes, and conflicts if a node joins before its commit.
 async fn opened<T, R>(store: &Store, prefix: &[u8], keys: &Keys, open: impl Fn(Transaction) -> R) -> Result<T>
 where
     R: Future<Output = Result<T>>,
@@ -117,7 +117,7 @@ where
     Ok(opened)
 }
 
-/// The bus in a store, as opened by one process. It starts roles. Clones share it.
+/// The bus in a store, as one process opened it. It starts roles. Clones are handles to the same bus.
 #[derive(Debug, Clone)]
 pub struct Bus {
     context: Arc<Context>,
@@ -191,18 +191,18 @@ impl Bus {
     /// # Ok(()) }
     /// ```
     ///
-    /// # For how long
+    /// # How long a result is kept
     ///
-    /// A result, of about 40 bytes, is kept for at least five minutes. The time is counted in versions of the store, a million a second, of
-    /// which each recovery of a cluster uses up 100 s. Then the janitor clears the result, and a new run with the key calls its body again.
-    /// A run that was tried for so long that its result may have been cleared fails with an unknown commit.
+    /// A result, of about 40 bytes, is kept for at least five minutes. The time is counted in versions of the store, a million per second,
+    /// and each recovery of a cluster uses up 100 s worth of them. Then the janitor clears the result, and a new run with the key calls its
+    /// body again. A run that is retried for so long that its result may have been cleared fails with an unknown commit.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] if the key is empty or too long, or its stored result is not a `T`; any error of `body` that is not retryable;
     /// and [`Error::RetriesExhausted`] at the limits of [`RetryPolicy::default`](crate::store::RetryPolicy). If
-    /// [`Error::is_maybe_committed`], the transaction may have been committed, once; any other error means that it was not, and will not
-    /// be. After `transaction_timed_out` (1031), which is not tried again, the commit may still happen, within [`Transaction::LIFETIME`].
+    /// [`Error::is_maybe_committed`] is true, the transaction may have been committed, once; after any other error it was not and will not
+    /// be. After `transaction_timed_out` (1031), which is not retried, the commit may still happen, within [`Transaction::LIFETIME`].
     ///
     /// # Cancel safety
     ///
@@ -226,8 +226,8 @@ impl Bus {
         self.context.config.incarnation
     }
 
-    /// Makes the opened bus, and notes whether the store is older than its own rows. Such a bus can still be opened: it records events and
-    /// says what is wrong, but nothing is folded until the incarnation is raised.
+    /// Creates the opened bus, and records whether the store is older than its own rows. Such a bus can still be opened: it records events
+    /// and says what is wrong, but nothing is folded until the incarnation is raised.
     async fn checked(store: &Store, keys: Keys, config: Config, schemes: Schemes) -> Result<Self> {
         let bus = Self::new(store, keys, config, schemes);
         let context = &*bus.context;
@@ -238,8 +238,8 @@ impl Bus {
         }
     }
 
-    /// Completes once this process or another has raised the incarnation of the bus, so that this one has to open the bus again. Never
-    /// completes if the bus is gone for another reason.
+    /// Completes once this process or another one has raised the incarnation of the bus, so that this process has to open the bus again.
+    /// Never completes if the bus is gone for another reason.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn raised(&self) {
         let Context { store, keys, config, stats, .. } = &*self.context;
@@ -269,18 +269,18 @@ impl Bus {
         }
     }
 
-    /// Makes a producer with the default options.
+    /// Returns a producer with the default options.
     pub fn producer(&self) -> Producer {
         self.producer_with(ProducerOptions::default()).expect("the default options are valid")
     }
 
-    /// Makes a producer. Fails with [`Error::Invalid`] if an option is outside its limits.
+    /// Returns a producer. Fails with [`Error::Invalid`] if an option is outside its limits.
     pub fn producer_with(&self, options: ProducerOptions) -> Result<Producer> {
         Producer::new(Arc::clone(&self.context), options)
     }
 
-    /// Returns the nodes that have joined and not left, in the order of their ids. Some may have died: see [`NodeStatus::is_silent`], which
-    /// takes two reads by this process. Writes nothing. Fails if the store does not answer within 2 s.
+    /// Returns the nodes that have joined and not left, ordered by id. Some may have died: see [`NodeStatus::is_silent`], which takes two
+    /// reads by this process to find out. Writes nothing. Fails if the store does not answer within 2 s.
     pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
         self.seen.nodes().await
     }
@@ -290,7 +290,7 @@ impl Bus {
         Ok(self.suspended_dispatcher(options).await?.resume())
     }
 
-    /// Makes a suspended dispatcher at the end of the feed: the caller resumes it, or pushes rows into it.
+    /// Returns a suspended dispatcher at the end of the feed: the caller resumes it, or pushes rows into it.
     pub async fn suspended_dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         let start = self.feed().now().await?;
         Dispatcher::suspended(Arc::clone(&self.context), options, start)
@@ -317,18 +317,18 @@ impl Bus {
         ConsumerHandle::new(&self.context, name)
     }
 
-    /// Returns the state of all consumers, in the order of their names. Fails if the store does not answer within a few seconds.
+    /// Returns the states of all consumers, ordered by name. Fails if the store does not answer within a few seconds.
     pub async fn consumers(&self) -> Result<Vec<ConsumerStatus>> {
         self.seen.all_of_consumers().await
     }
 
-    /// Returns what is known about the bus, with parts that were read less than `age_max` ago.
+    /// Returns what is known about the bus, in parts that were read less than `age_max` ago.
     pub(crate) async fn snapshot(&self, age_max: Duration) -> Snapshot {
         Box::pin(self.seen.snapshot(age_max)).await
     }
 
-    /// Reads the recorded events that are not folded yet. It counts about [`Backlog::ROWS_MAX`] rows, beginning with the lowest partition.
-    /// Fails if the store does not answer within 2 s.
+    /// Reads the backlog: the recorded events that are not folded yet. Counts about [`Backlog::ROWS_MAX`] rows at most, beginning with the
+    /// lowest partition. Fails if the store does not answer within 2 s.
     pub async fn backlog(&self) -> Result<Backlog> {
         let now = Duration::ZERO;
         let (backlog, ages) = tokio::try_join!(self.seen.backlog(now), self.seen.ages(now))?;
@@ -343,7 +343,7 @@ impl Bus {
     }
 
     /// Returns the last rows of counters and feeds that this process came across and cannot decode, newest last: damaged rows, and rows of
-    /// a later version of the program. Readers have skipped them. At most 20 are kept; [`StatsSnapshot::rows_skipped`] counts all.
+    /// a later version of the program. Readers have skipped them. At most 20 are kept; [`StatsSnapshot::rows_skipped`] counts all of them.
     pub fn skipped_rows(&self) -> Vec<SkippedRow> {
         self.context.skipped.rows()
     }
@@ -354,7 +354,7 @@ impl Bus {
     }
 }
 
-/// Reads the configuration, or creates the bus with the configuration in `new` and this topology.
+/// Reads the configuration, or creates the bus with the configuration in `new` and with `topology`.
 async fn open_config(tx: &Transaction, new: &Context, topology: &NewTopology) -> Result<Config> {
     let key = new.keys.config();
     if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {

@@ -1,8 +1,9 @@
 //! Readiness: whether an event recorded now would be delivered, derived from facts.
 //!
-//! The store answers, the process's nodes are members, each partition has a living owner, the oldest event in the backlog is young, and the
-//! tail is at the end of the feed. These facts come from the parts of the [snapshot](super::snapshot) that the work of the process needs.
-//! An answer alone proves nothing: a cluster returns read versions while its storage is away, and a wiped store answers every read.
+//! The bus is ready if the store answers, the process's nodes are members, each partition has a living owner, the oldest event in the
+//! backlog is young, and the tail is at the end of the feed. These facts come from the parts of the [snapshot](super::snapshot) that the
+//! process needs. An answer alone proves nothing: a cluster returns read versions while its storage is away, and a wiped store answers
+//! every read.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -15,10 +16,10 @@ use crate::{
 
 const READINESS: &str = "readiness";
 
-/// The age up to which events that wait to be folded are young. Taking over from a dead notifier needs some of this time.
+/// The age up to which unfolded events count as young. Taking over from a dead notifier needs some of this time.
 const YOUNG_MAX: Duration = Duration::from_secs(10);
 
-/// How long the tail may lag behind.
+/// The maximum time that the tail may lag behind.
 const TAIL_LAG_MAX: Duration = Duration::from_secs(3);
 
 /// Why an event recorded now might not be delivered.
@@ -26,7 +27,7 @@ const TAIL_LAG_MAX: Duration = Duration::from_secs(3);
 pub(crate) enum Unready {
     /// The store takes no more writes.
     Failed(Error),
-    /// The bus no longer exists, or is another one.
+    /// The bus no longer exists, or is now a different one.
     Gone(String),
     /// The store is older than its own rows.
     Older(Error),
@@ -34,7 +35,7 @@ pub(crate) enum Unready {
     NoRoom(Error),
     /// The store is locked.
     Locked,
-    /// The store does not answer. With its last error, if there was one.
+    /// The store does not answer. Holds its last error, if there was one.
     Away(Option<StoreError>),
     /// The bus's own data cannot be read.
     Unreadable(Error),
@@ -49,7 +50,7 @@ pub(crate) enum Unready {
 }
 
 impl Unready {
-    /// The part of the bus that does not work.
+    /// Returns the part of the bus that does not work.
     pub fn part(&self) -> &'static str {
         match self {
             Self::Failed(_)
@@ -65,7 +66,7 @@ impl Unready {
         }
     }
 
-    /// A keyword for programs.
+    /// Returns a keyword for programs.
     pub fn cause(&self) -> &'static str {
         match self {
             Self::Failed(_) => "failed",
@@ -133,15 +134,14 @@ impl Bus {
         })
     }
 
-    /// Returns why nothing is folded although the process works and a restart does not help, as far as the process has read.
+    /// Returns why nothing is folded although the process works, as far as it has read. A restart does not help.
     pub(crate) fn trouble_of_history(&self) -> Option<Unready> {
         let troubles = self.context.stats.health.troubles();
         let mut errors = troubles.into_iter().map(|trouble| trouble.error);
         errors.find(|error| matches!(error, Error::OlderThanRows { .. })).map(Unready::Older)
     }
 
-    /// Whether living notifiers would fold an event recorded now, and `dispatcher` would deliver it, as far as this process knows. The
-    /// error says why not.
+    /// Whether living notifiers would fold an event recorded now, and `dispatcher` deliver it, as far as is known. The error says why not.
     pub(crate) async fn readiness(&self, dispatcher: &Dispatcher) -> Result<(), Unready> {
         let context = &*self.context;
         if let Some(unready) = self.permanent_failure() {
@@ -164,7 +164,7 @@ impl Bus {
         let ages = ages.map_err(|error| self.unanswered(error))?;
         let ends = ends.map_err(|error| self.unanswered(error))?;
         context.stats.health.works(READINESS, 0);
-        // Every call observes all facts, because some of them take two reads.
+        // Every call observes all facts, because some of them can be judged only after two reads.
         let unowned = self.handovers.unowned(context.config.partitions, &members, context.env().now());
         let lag = dispatcher.lag(ends.now);
         if !unowned.is_empty() {
@@ -182,7 +182,7 @@ impl Bus {
         Ok(())
     }
 
-    /// Converts the error with which the store did not answer a part.
+    /// Converts the error of a part that could not be read.
     fn unanswered(&self, error: Error) -> Unready {
         match error {
             Error::BusGone { reason } => Unready::Gone(reason),

@@ -29,12 +29,12 @@ use crate::{
 
 /// A process that shares the work of a bus. It has one id and one heartbeat, whatever its roles.
 ///
-/// Work is divided evenly among the nodes that have the role for it, and divided again whenever one comes or goes. If a node shows no
-/// heartbeat for [`NodeOptions::expiry`](crate::NodeOptions::expiry), others consider it dead and take over its leases. If it was only
-/// paused, it notices that, gives up everything and joins again.
+/// Work is divided evenly among the nodes that have the role for it, and divided again whenever a node joins or leaves. If a node shows no
+/// heartbeat for [`NodeOptions::expiry`](crate::NodeOptions::expiry), others consider it dead and take over its leases. A node that was
+/// only paused notices this, gives up everything and joins again.
 ///
-/// Clones and roles are handles to the same node. The heartbeat continues while one of them exists. [`Node::shutdown`] leaves the bus at
-/// once, and so does the shutdown of a role if no other handle is left.
+/// Clones and roles are handles to the same node. The heartbeat continues as long as one of them exists. [`Node::shutdown`] leaves the bus
+/// at once, and so does the shutdown of a role if no other handle is left.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -66,12 +66,12 @@ impl Node {
         self.member.id()
     }
 
-    /// Starts the notifier of the node; a node can have one. It takes its share of the partitions.
+    /// Starts the notifier of the node, which takes its share of the partitions. A node can have only one notifier.
     pub async fn notifier(&self, options: NotifierOptions) -> Result<Notifier> {
         Notifier::start(&self.context, &self.member, options).await
     }
 
-    /// Starts the janitor of the node; a node can have one. Only one janitor of the bus works at a time.
+    /// Starts the janitor of the node. A node can have only one, and only one janitor of the bus works at a time.
     pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
         Janitor::start(&self.context, &self.member, options).await
     }
@@ -82,9 +82,9 @@ impl Node {
         ConsumerBuilder::new(&self.context, &self.member, name)
     }
 
-    /// Lists a role that shares no work, such as [`Role::DISPATCHER`] and [`Role::HTTP`], in [`Bus::nodes`](super::Bus::nodes). Fails with
-    /// [`Error::Invalid`](crate::Error::Invalid) if the role is already listed, or is that of a notifier, a janitor or a consumer: work
-    /// would be assigned to a node that does none.
+    /// Lists a role that shares no work, such as [`Role::DISPATCHER`] or [`Role::HTTP`], in [`Bus::nodes`](super::Bus::nodes). Fails with
+    /// [`Error::Invalid`](crate::Error::Invalid) if the role is already listed, or if it is that of a notifier, a janitor or a consumer:
+    /// work would be assigned to a node that does none.
     pub async fn announce(&self, role: Role) -> Result<RoleGuard> {
         if role.shares_work() {
             return Err(Error::invalid(
@@ -134,7 +134,7 @@ impl Default for StartOptions {
 }
 
 impl StartOptions {
-    /// Fails with [`Error::Invalid`] if an option is outside its limits. [`Bus::start`] does so before it changes anything.
+    /// Fails with [`Error::Invalid`] if an option is outside its limits. [`Bus::start`] makes this check before it changes anything.
     pub fn check(&self) -> Result<()> {
         self.node.check()?;
         self.dispatcher.check()?;
@@ -143,7 +143,7 @@ impl StartOptions {
     }
 }
 
-/// Ends a part that serves clients on top of the roles, and so must end before them.
+/// Ends a part that serves clients on top of the roles, and that must therefore end before them.
 pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 
 /// The running roles of a process.
@@ -169,7 +169,7 @@ pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 /// ```
 #[must_use = "dropping it stops all roles: nothing is delivered any more"]
 pub struct NodeHandle {
-    /// The endings of the parts that serve clients, in this order.
+    /// The endings of the parts that serve clients, in the order in which they are called.
     endings: Mutex<Vec<Ending>>,
     dispatcher: Dispatcher,
     listed: RoleGuard,
@@ -181,7 +181,7 @@ pub struct NodeHandle {
 }
 
 impl Bus {
-    /// Joins the nodes of the bus. Each call makes another node. A process needs one, from which it starts its roles.
+    /// Joins the bus as a new node; each call creates another one. A process needs a single node, from which it starts its roles.
     ///
     /// Fails with [`Error::Invalid`] if an option is outside its limits, or another living process has the same id. If that process may be
     /// dead, the call waits until that is certain.
@@ -223,7 +223,7 @@ impl NodeHandle {
                 Ok(Self { endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout })
             }
             Err(error) => {
-                // The first failure is returned; a node that cannot leave will expire.
+                // Return the first failure: a node that cannot leave will expire.
                 drop(node.shutdown().await);
                 Err(error)
             }
@@ -261,18 +261,18 @@ impl NodeHandle {
         self.bus.changes()
     }
 
-    /// Has `ending` called before the roles end, after the endings that were added earlier.
+    /// Registers `ending`, to be called before the roles end and after the endings that were added earlier.
     #[cfg(feature = "http")]
     pub(crate) fn end_first(&self, ending: Ending) {
         self.endings.lock().push(ending);
     }
 
-    /// Ends everything in order: feeds with their last lines, connections, subscribers, then the work that is shared with other nodes. It
-    /// releases the leases, so that other nodes take over at once. When it returns, no part of the bus is running: streams have ended,
-    /// however much is waiting for them, and their cursors cover what was delivered.
+    /// Ends everything in order: feeds with their last lines, connections, subscribers, then the work that is shared with other nodes. The
+    /// leases are released, so that other nodes take over at once. When the call returns, no part of the bus is running: streams have
+    /// ended, however much is waiting for them, and their cursors cover what was delivered.
     ///
     /// Fails with [`Error::GaveUp`] if a part takes longer than [`StartOptions::shutdown_timeout`] allows, and with any error of the store.
-    /// After a failure the other parts are ended as well.
+    /// Even after a failure the other parts are ended.
     pub async fn shutdown(self) -> Result<()> {
         let Self { endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout } = self;
         let half = shutdown_timeout / 2;
@@ -303,7 +303,7 @@ impl NodeHandle {
     /// Runs until the process is interrupted or asked to terminate, or until the store takes no more writes, and then does the same as
     /// [`NodeHandle::shutdown`]. A second signal ends the roles at once, as dropping the handle would.
     ///
-    /// Fails with the error of a failed store, with [`Error::Io`] if signals cannot be received, and as [`NodeHandle::shutdown`] does.
+    /// Fails with the store's error if it failed, with [`Error::Io`] if signals cannot be received, and as [`NodeHandle::shutdown`] does.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn shutdown_on_signal(self) -> Result<()> {
         self.shutdown_on_signal_or(std::future::pending()).await

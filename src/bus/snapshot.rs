@@ -1,10 +1,10 @@
 //! [`Snapshot`]: what is known about a bus, read in one place for `ready`, the status, the metrics and the lists of nodes and consumers.
 //!
-//! A snapshot has parts. Each is read in one transaction with its own time limit, so if the store does not answer a part in time, or the
-//! part is damaged, only that part is missing. Callers that ask for a part at the same time share one read.
+//! A snapshot has parts. Each is read in one transaction with its own time limit, so if the store does not answer for a part in time, or
+//! the part is damaged, only that part is missing. Callers that ask for a part at the same time share one read.
 //!
 //! Which nodes are alive is known from the one [`LastSeen`](crate::state::last_seen::LastSeen) of the process: a node whose row has not
-//! changed for its expiry is silent. A node decides by the same which dead neighbours to remove.
+//! changed for its expiry is silent. A node uses the same record to decide which dead neighbours to remove.
 
 use std::{
     collections::BTreeMap,
@@ -38,7 +38,7 @@ use crate::{
     store::{Isolation, RetryPolicy, Transaction},
 };
 
-/// How long the store may take to answer each part.
+/// How long the store may take to answer for each part.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// A part of a snapshot, with its last read.
@@ -63,8 +63,8 @@ impl<T> Default for Part<T> {
 }
 
 impl<T> Part<T> {
-    /// Returns the last answer if it is younger than `age_max`, or if its read began after this call; a failure only if its read was under
-    /// way or began after this call. Otherwise reads.
+    /// Returns the last answer if it is younger than `age_max`, or if its read began after this call. A last failure is returned only if
+    /// its read was under way at the time of this call or began later. Otherwise reads the part.
     async fn get(
         &self,
         env: &Env,
@@ -90,7 +90,7 @@ impl<T> Part<T> {
 type Deferred = BTreeMap<ConsumerName, u64>;
 type Lags = BTreeMap<ConsumerName, Vec<ConsumerLag>>;
 
-/// Reads the snapshot, and remembers what takes more than one read to find out.
+/// Reads the snapshot, and remembers facts that take more than one read to find out.
 #[derive(Debug)]
 pub(super) struct Observer {
     context: Arc<Context>,
@@ -147,7 +147,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Returns the answer for a part, or notes why it is missing.
+    /// Returns the answer for a part, or records why it is missing.
     pub fn take<T>(&mut self, part: &'static str, answer: Result<T>) -> Option<T> {
         answer.map_err(|error| self.unanswered.push((part, error))).ok()
     }
@@ -189,7 +189,7 @@ impl Observer {
         known
     }
 
-    /// Returns the nodes, which of them are alive, and the owners of partitions.
+    /// Returns the nodes, which of them are alive, and the owners of the partitions.
     pub async fn members(&self, age_max: Duration) -> Result<Arc<Members>> {
         let Context { keys, config, .. } = &*self.context;
         let read = async {
@@ -273,7 +273,7 @@ impl Observer {
         Ok(self.complete(&stored, &holdings, &deferred))
     }
 
-    /// Completes `consumers` with who works for them, what fails in this process, and how many ids are deferred.
+    /// Completes `consumers` with their members and owners, what fails in this process, and how many ids are deferred.
     pub fn complete(
         &self,
         consumers: &Consumers,
@@ -292,7 +292,7 @@ impl Observer {
         self.context.env()
     }
 
-    /// Returns what the store answers to `read` in time. If it does not answer, fails with the last error of the store.
+    /// Returns the result of `read` if the store answers in time, or else fails with the store's last error.
     async fn answered<T, F, R>(&self, read: F) -> Result<T>
     where
         F: Fn(Transaction) -> R,

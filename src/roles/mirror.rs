@@ -17,13 +17,13 @@ use crate::{
     state::context::Context,
 };
 
-/// The living databases by name, as they were at one time.
+/// The living databases by name, as they were at one moment.
 ///
-/// A clone is cheap, and never changes.
+/// Clones are cheap, and a view never changes.
 pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 
-/// The newest row of every living database that a filter matches, by name, kept up to date by one writer. Reading it costs no
-/// I/O and never waits. Dropping it stops the updates.
+/// The newest row of every living database that a filter matches, by name, kept up to date by one writer. Reading a mirror costs no I/O and
+/// never waits. Dropping a mirror stops its updates.
 ///
 /// A mirror fills until its first scan is complete ([`Mirror::caught_up`]). If it was cut off for so long that it may have missed
 /// deletions, it is filled again in the background; the old view stays until then. Once the mirror has ended with its dispatcher, every
@@ -116,8 +116,7 @@ impl Mirror {
         }
     }
 
-    /// Waits until the mirror shows everything that was committed at the version `version` or before. Fails as [`Dispatcher::wait_until`]
-    /// does.
+    /// Waits until the mirror shows everything that was committed at or before `version`. Fails as [`Dispatcher::wait_until`] does.
     pub async fn wait_until(&self, version: u64) -> Result<Sequence> {
         let at = self.dispatcher.wait_until(version).await?;
         if self.callback.wait_until(at).await { Ok(at) } else { Err(self.ended()) }

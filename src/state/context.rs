@@ -27,7 +27,7 @@ use crate::{
     store::Store,
 };
 
-/// The name of the history check in reports of trouble.
+/// The name under which failures of the history check are logged.
 const HISTORY: &str = "history of the store";
 
 /// What all roles of one bus in one process share.
@@ -40,7 +40,7 @@ pub(crate) struct Context {
     pub schemes: Schemes,
     /// Wakes the notifiers.
     pub signals: Arc<Signals>,
-    /// Wakes everybody who waits for rows.
+    /// Wakes everything that waits for rows.
     pub wakeups: Wakeups,
     /// The last pages that consumers have read.
     pub pages: PageCache,
@@ -99,7 +99,7 @@ impl Context {
         self.skipped.note(self.env(), &self.stats, place, error);
     }
 
-    /// Notes whether a check of the history found that the store is older than its own rows, which is logged and shown in the status.
+    /// Notes whether a check of the history found that the store is older than its own rows. If so, the log and the status say so.
     pub fn note_history<T>(&self, check: Result<T>) -> Result<T> {
         match &check {
             Ok(_) => {

@@ -1,8 +1,8 @@
-//! [`exactly_once`]: transactions that are committed exactly once, in spite of unknown results and repeated calls.
+//! [`exactly_once`]: transactions that are committed exactly once, despite unknown results and repeated calls.
 //!
-//! A commit can fail with an unknown result (1021, 1039), and a caller may not get an answer at all. Another attempt may then do everything
-//! twice. So the transaction of a run writes one more key, with the result of the run, and every further attempt first checks whether that
-//! key exists.
+//! A commit can fail with an unknown result (1021, 1039), and a caller may not get an answer at all. Another attempt could then do
+//! everything twice. So the transaction of a run writes one more key, with the result of the run, and every further attempt first checks
+//! whether that key exists.
 //!
 //! ```text
 //!  attempt 1   body ── write key: result 1 ── commit ──► unknown
@@ -13,7 +13,7 @@
 //! # Why nothing happens twice
 //!
 //! Every attempt has the key in its read-conflict set, at a read version from before its commit, and writes it. So of two attempts, whether
-//! they belong to one run or to two runs with the same key, only the first to commit succeeds: the other one conflicts, tries again, and
+//! they belong to one run or to two runs with the same key, only the first to commit succeeds. The other one conflicts, tries again, and
 //! finds the key.
 //!
 //! # How long a key is kept
@@ -48,7 +48,7 @@ pub struct CommittedOnce<T> {
     pub value: T,
     /// The commit of that attempt; known even after an unknown result.
     pub committed: Committed,
-    /// Whether another run with the same key committed it.
+    /// Whether another run with the same key committed the transaction.
     pub is_repeat: bool,
 }
 
@@ -96,7 +96,7 @@ struct Run {
     may_exist: bool,
     /// The read version of the first attempt.
     first: Option<u64>,
-    /// A failure that leaves open whether an earlier attempt was, or will be, committed.
+    /// An error that leaves open whether an earlier attempt was, or will be, committed.
     unknown: Option<StoreError>,
 }
 
@@ -107,19 +107,19 @@ impl Run {
         id[8..].copy_from_slice(&env.random().to_be_bytes());
         let (may_exist, key) = (key.is_some(), key.unwrap_or(&id));
         if !(1..=KEY_LEN_MAX).contains(&key.len()) {
-            return Err(Error::invalid("key", format!("{} bytes are not 1 to {KEY_LEN_MAX}", key.len())));
+            return Err(Error::invalid("key", format!("it has {} bytes, not 1 to {KEY_LEN_MAX}", key.len())));
         }
         let (key, swept) = (keys.run_result(key), keys.runs_swept());
         Ok(Self { key, swept, id, may_exist, first: None, unknown: None })
     }
 
-    /// Returns the result of the key, if it has one. Puts the key into the read-conflict set of `tx`.
+    /// Returns the result that is stored under the key, if there is one. Puts the key into the read-conflict set of `tx`.
     async fn look_up<T: DeserializeOwned>(
         &mut self,
         tx: &Transaction,
         attempts: u32,
     ) -> Result<Option<CommittedOnce<T>>> {
-        // The version must be from before the commit: a late commit with a later version would see no conflict.
+        // Fix the read version now: if only the commit chose it, a late commit would get a later version, and see no conflict.
         let version = tx.read_version().await?;
         let first = *self.first.get_or_insert(version);
         if !std::mem::replace(&mut self.may_exist, true) {
@@ -164,7 +164,7 @@ impl Run {
         }
     }
 
-    /// Returns the error for a run that ends with `error`. The error of an unknown result takes precedence.
+    /// Returns the error for a run that ends with `error`. If an attempt has an unknown result, that error takes precedence.
     fn last_error(&mut self, error: Error) -> Error {
         match (self.unknown.take(), error) {
             (Some(last), Error::RetriesExhausted { attempts, .. }) => {

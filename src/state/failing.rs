@@ -13,7 +13,7 @@ use crate::{
     state::keys::{ConsumerName, ShardId},
 };
 
-/// How many failures are kept. Beyond that, the oldest one is forgotten.
+/// How many failures are kept. When there are more, the oldest one is forgotten.
 const FAILURES_MAX: usize = 10_000;
 
 /// Why a shard makes no progress: the work on its next rows fails, and is tried again.
@@ -30,7 +30,7 @@ pub struct ShardFailure {
     pub at_ms: u64,
 }
 
-/// A failure, and what shows whether it still matters.
+/// A failure, and the facts that decide whether it still matters.
 #[derive(Debug)]
 struct Noted {
     /// The epoch of the lease.

@@ -1,14 +1,14 @@
-//! The only poll for rows of feeds in a process, and the [`Listener`]s that wait for its results.
+//! The only task in a process that polls for rows of feeds, and the [`Listener`]s that wait for its results.
 //!
-//! Nobody else polls for rows. The watcher reads the pulse of the notifications, one key that every append changes: when a watch reports a
-//! change, and by its poll, which finds appends that no hint reported. It publishes which lanes other processes have moved, and up to which
-//! position it has polled, so an idle process makes one read per interval, however many tasks wait in it.
+//! Nothing else polls for rows. The watcher reads the pulse of the notifications, a single key that every append changes, whenever a watch
+//! on the key fires, and also at regular intervals, to find appends that no watch reported. It publishes which lanes other processes have
+//! moved, and up to which position it has polled, so an idle process makes one read per interval, however many tasks wait in it.
 //!
-//! Feeds of documents have no pulse, which would cost each edit a mutation. Notifications report nearly all edits. For the other edits the
-//! watcher reads the ends of these feeds in turns: each feed once a minute, a page of feeds at a time, and a limited number of shards per
-//! second. With F feeds a turn takes a minute, or F / 16 s if that is longer. The watcher wakes only listeners that have something to read.
+//! Document feeds have no pulse, which would cost each edit a mutation. Notifications report nearly all edits. For the rest, the watcher
+//! reads the ends of these feeds in turns: each once a minute, a page of feeds at a time, and a limited number of shards per second. With F
+//! feeds a turn takes a minute or F / 16 s, whichever is longer. Only listeners with something to read are woken.
 //!
-//! If the watcher cannot poll, each listener reads its feed itself, at an interval of its own.
+//! If the watcher cannot poll, each listener reads its feed itself, at its own interval.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -37,28 +37,28 @@ use crate::{
 /// How often the watcher polls for listeners that do not set an interval.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The shortest time between two polls or two hints from other processes. No watch is set that soon after an append of this process.
+/// The minimum time between two polls, or two hints from other processes. No watch is set within this time after an append by this process.
 const HINT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The shortest time to the next hint after one that found nothing, which cost two transactions: a read, and one that set a watch.
+/// The minimum time from a hint that found nothing to the next one. Such a hint costs two transactions: one reads, and one sets a watch.
 const USELESS_HINT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How many notifications the watcher reads at once.
 const PAGE_ROWS: usize = 1_000;
 
-/// How often the watcher reads the end of each feed of documents, if there are not too many.
+/// How often the watcher reads the end of each document feed, unless there are too many.
 const TURN: Duration = Duration::from_mins(1);
 
-/// How many feeds of documents the watcher reads at once.
+/// How many document feeds the watcher reads at once.
 const PAGE_FEEDS: usize = 16;
 
-/// The pause after a page of feeds of documents; longer if the feeds had more shards than a page has feeds.
+/// The pause after a page of document feeds; longer if the feeds of the page had more than [`PAGE_FEEDS`] shards in total.
 const PAGE_PAUSE: Duration = Duration::from_millis(500);
 
-/// The name of the watcher in reports of trouble.
+/// The name under which failures of the watcher are logged.
 const WATCHER: &str = "watcher of feeds";
 
-/// The name of watches in reports of trouble.
+/// The name under which failures of watches are logged.
 const WATCH: &str = "watch of a feed";
 
 /// Waits for rows of a feed.
@@ -85,12 +85,12 @@ impl Listener {
         Self::new(context, &context.feed, (poll, poll.saturating_mul(2)), false)
     }
 
-    /// Listens to any feed for a consumer, which reads the feed itself after about `patience`.
+    /// Listens to any feed for a consumer, which reads the feed itself if the watcher has not polled for about `patience`.
     pub fn of_consumer(context: &Arc<Context>, feed: &FeedId, patience: Duration) -> Self {
         Self::new(context, feed, (POLL_INTERVAL, patience), true)
     }
 
-    /// Listens to a feed of documents for a reader that receives the notifications about the feed anyway.
+    /// Listens to a document feed for a reader that receives the notifications about the feed anyway.
     pub fn to_documents(context: &Arc<Context>, feed: &FeedId) -> Self {
         Self::new(context, feed, (POLL_INTERVAL, TURN.saturating_mul(2)), false)
     }
@@ -109,17 +109,17 @@ impl Listener {
         listener
     }
 
-    /// The heads of the feed.
+    /// Returns the heads of the feed.
     pub fn heads(&self) -> Heads {
         *self.heads.borrow()
     }
 
-    /// The position up to which the watcher has polled. Heads that are read after this call cover all rows up to that position.
+    /// Returns the position up to which the watcher has polled. Heads that are read after this call cover all rows up to that position.
     pub fn looked_to(&self) -> Sequence {
         *self.looked.borrow()
     }
 
-    /// Marks all messages so far as seen, because the caller is about to read: only later messages wake it.
+    /// Marks all messages so far as seen, because the caller is about to read. Only later messages will wake it.
     pub fn reads(&mut self) {
         self.heads.mark_unchanged();
         self.waits_again();
@@ -132,7 +132,7 @@ impl Listener {
         self.looked.mark_unchanged();
     }
 
-    /// Completes when the heads have changed and `may_have_rows` holds, or when the watcher has not polled for too long. Cancel safe.
+    /// Waits until the heads have changed and `may_have_rows` holds, or until the watcher has not polled for too long. Cancel safe.
     pub async fn changed(&mut self, may_have_rows: impl Fn(&Heads) -> bool) {
         let env = self.context.env().clone();
         loop {
@@ -156,15 +156,15 @@ impl Listener {
         }
     }
 
-    /// Completes when the heads have changed or the watcher has polled again, with the last position that it could see; with `None` if it
-    /// has not polled for too long. Cancel safe.
+    /// Waits until the heads change or the watcher polls again, and returns the last position that the watcher could see. Returns `None` if
+    /// the watcher has not polled for too long. Cancel safe.
     pub async fn looked(&mut self) -> Option<Sequence> {
         let env = self.context.env().clone();
         let has_looked = tokio::select! {
             biased;
             looked = self.looked.changed() => looked.is_ok(),
             () = env.sleep(self.looks_at.saturating_sub(env.now())) => false,
-            // Last, because an append of this process does not show that the watcher polls.
+            // This branch is last because an append by this process does not show that the watcher polls.
             _ = self.heads.changed() => return Some(self.looked_to()),
         };
         if !has_looked {
@@ -174,7 +174,7 @@ impl Listener {
         has_looked.then(|| self.looked_to())
     }
 
-    /// Stops listening; returns once the watcher has ended, if this was the last listener.
+    /// Stops listening. If this was the last listener, returns once the watcher has ended.
     pub async fn close(self) {
         let watcher = Arc::clone(&self.watcher);
         drop(self);
@@ -183,7 +183,7 @@ impl Listener {
         }
     }
 
-    /// The watcher has not polled for too long. If its runtime has ended, another watcher starts in the runtime of this listener.
+    /// The watcher has not polled for too long. If its runtime has ended, starts another one in the runtime of this listener.
     fn has_waited(&mut self) {
         self.watcher = watcher(&self.context);
     }
@@ -199,7 +199,7 @@ impl Drop for Listener {
 pub(crate) fn watcher(context: &Arc<Context>) -> Arc<JoinSet<()>> {
     context.wakeups.watcher(|tasks| {
         let shared = Arc::clone(context);
-        // After a panic another watcher starts. It knows nothing yet, so its listeners read everything once more.
+        // After a panic another watcher starts. It knows nothing yet, so its listeners read everything again.
         let make = move || Watcher::new(&shared).run();
         tasks.spawn(context.stats.supervised(context.env(), WATCHER, make))
     })
@@ -207,7 +207,7 @@ pub(crate) fn watcher(context: &Arc<Context>) -> Arc<JoinSet<()>> {
 
 struct Watcher {
     context: Arc<Context>,
-    /// The appends of this process, and the last append for which the watcher gave up its watch.
+    /// The appends by this process, and the last append for which the watcher gave up its watch.
     appends: watch::Receiver<Sequence>,
     appended: Sequence,
     /// The pulse of the notifications at the last poll, and the last position that this poll could see.
@@ -223,7 +223,7 @@ struct Watcher {
     followed: Option<Sequence>,
     /// Whether there may be notifications after `followed`.
     is_behind: bool,
-    /// The feeds of documents that the watcher has yet to read in this turn, and when the turn began.
+    /// The document feeds that the watcher has yet to read in this turn, and when the turn began.
     turn: VecDeque<FeedId>,
     turn_began: Option<Duration>,
     /// When the watcher may read the next page of these feeds.
@@ -263,7 +263,7 @@ impl Watcher {
         }
     }
 
-    /// Completes when there may be rows, or when the poll is due. Returns whether a watch has fired. Cancel safe.
+    /// Waits until there may be rows, or until the poll is due. Returns whether a watch fired. Cancel safe.
     async fn wait(&mut self) -> bool {
         if self.is_behind {
             // Lets the listeners run between two pages.
@@ -277,7 +277,7 @@ impl Watcher {
                 Some(_) => interval,
                 None => interval.min(self.watch_at.saturating_sub(env.now())),
             };
-            // Appends of this process matter only if a watch would fire for them, or if listeners follow the notifications.
+            // Appends by this process matter only if a watch would fire for them, or if listeners follow the notifications.
             let asks = self.hint.is_some() || wakeups.are_followed();
             let (hint, after) = (&mut self.hint, self.appended.max(self.seen));
             let appended = async {
@@ -306,7 +306,7 @@ impl Watcher {
                     if has_fired {
                         return true;
                     }
-                    // The store refused the watch late, and might refuse the next one at once.
+                    // The watch failed only after it was set, and the next one might fail at once. Do not set one before the next poll.
                     self.watch_at = env.now().saturating_add(interval);
                 }
                 () = wakeups.more_wanted() => return false,
@@ -346,10 +346,10 @@ impl Watcher {
         if self.hint.is_none() && self.watch_at <= now {
             let last = *self.appends.borrow();
             if last > self.appended {
-                // Under steady load from this process, no watch is set.
+                // While this process keeps appending, no watch is set.
                 (self.appended, self.watch_at) = (last, now.saturating_add(HINT_INTERVAL));
             } else {
-                // If the watches of a store fire without a change, they cost only a limited rate of transactions.
+                // The longer pause limits the rate of transactions if the watches of a store fire without a change.
                 let is_useless = has_hint && moved.is_empty();
                 let pause = if is_useless { USELESS_HINT_INTERVAL } else { HINT_INTERVAL };
                 self.watch(&key, version, now.saturating_add(pause)).await;
@@ -359,7 +359,7 @@ impl Watcher {
         self.look_at_documents().await
     }
 
-    /// Sets a watch that fires for changes after `version`, and counts as a hint from `next` on. There is only one attempt: if it fails, no
+    /// Sets a watch that fires for changes after `version`, and counts as a hint from `next` on. Makes only one attempt: if it fails, no
     /// hint comes, and the next poll sets another watch.
     async fn watch(&mut self, key: &[u8], version: u64, next: Duration) {
         let env = self.context.env().clone();
@@ -396,7 +396,7 @@ impl Watcher {
         let feed = RawFeed::notifications(&self.context);
         let Some(after) = self.followed else {
             self.followed = Some(self.context.store.run(async |tx| feed.last_readable(&tx).await).await?);
-            // Earlier edits may not have been seen.
+            // Earlier edits may have been missed.
             wakeups.all_documents_moved();
             self.is_behind = false;
             return Ok(());
@@ -429,7 +429,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Reads the ends of the next feeds of documents, if that is due.
+    /// Reads the ends of the next document feeds, if that is due.
     async fn look_at_documents(&mut self) -> Result<()> {
         let (context, now) = (&self.context, self.context.env().now());
         if now < self.page_at {
@@ -467,14 +467,14 @@ impl Watcher {
     }
 }
 
-/// Returns the heads of a feed of documents, and how many shards it has. Returns `None` if they cannot be read, for example because the
-/// feed is gone: its listeners find out why.
+/// Returns the heads of a document feed, and its number of shards. Returns `None` if they cannot be read, for example because the feed is
+/// gone. In that case its listeners will find out why.
 async fn heads(tx: &Transaction, context: &Context, feed: &FeedId) -> Result<Option<(LaneHeads, usize)>> {
     let feed = RawFeed::new(context, feed);
     let read = async {
         let topology = feed.topology(tx).await?;
         let entry = topology.current();
-        // A reader that has not reached this position has not read the preceding shards to their end.
+        // Heads begin at the first sequence of the entry: a reader before it has yet to read the preceding shards to their end.
         let mut heads = [entry.first; Lanes::COUNT];
         for (shard, last) in feed.last_rows(tx, entry).await? {
             let head: &mut Sequence = &mut heads[Lanes::of(shard)];

@@ -1,9 +1,9 @@
-//! The only check of history: whether a position was given out in the past of this store.
+//! The one check of history: whether this store has given out a position in its past.
 //!
-//! A store that is restored from a copy has lost everything after the copy, and its versions may be lower than before. Then two things must
-//! not happen: a new row must not be placed before an old one, where no reader would find it; and a reader that knows more than the store
-//! must not continue as if nothing was missing. So the store keeps a table with the last sequence that is known to exist in each
-//! incarnation. Folds and reshards move the entry of the current incarnation; a move or a raise begins another incarnation, and ends the
+//! A store that is restored from a copy has lost everything after the copy, and its versions may be lower than before. Two things must not
+//! happen then: a new row must not be placed before an old one, where no reader would find it; and a reader that knows more than the store
+//! must not continue as if nothing were missing. So the store keeps a table with the last sequence that is known to exist in each
+//! incarnation. Folds and reshards move the entry of the current incarnation. A move or a raise begins another incarnation, and ends the
 //! previous one where the copy ended.
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 /// What must belong to the history of the store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Claim {
-    /// The rows of the store itself. Code that writes or removes rows asks this.
+    /// The rows of the store itself. Code that writes or removes rows checks this.
     Rows,
     /// The cursor of a reader, which may come from another store, and a row of its feed that the store has, if one is known.
     Reader(Cursor, Option<Sequence>),
@@ -49,7 +49,7 @@ impl<'a> History<'a> {
     pub async fn check(self, tx: &Transaction, asked: Claim) -> Result<Sequence> {
         let last = Sequence::last_at(self.incarnation, tx.read_version().await?);
         let positions = match asked {
-            // A reader that knows nothing has to find all rows.
+            // A reader that knows nothing must find all rows.
             Claim::Rows | Claim::Reader(Cursor::BEGINNING, _) => {
                 [self.end_of(tx, self.incarnation).await?, None, None, None]
             }
@@ -88,8 +88,8 @@ impl<'a> History<'a> {
         Ok(last)
     }
 
-    /// Does the same check for an edit of a document. It reads nothing unless this process has noted that the store is older than its rows:
-    /// when it opened the bus, or at a later check. Versions of one store never go back.
+    /// Does the same check for an edit of a document. Reads nothing unless this process has noted, when it opened the bus or at a later
+    /// check, that the store is older than its rows. That is enough, because versions of one store never go back.
     pub async fn check_edit(context: &'a Context, tx: &Transaction) -> Result<()> {
         if context.is_older() {
             context.note_history(Self::of(context).check(tx, Claim::Rows).await)?;

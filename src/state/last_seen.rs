@@ -1,7 +1,7 @@
 //! [`LastSeen`]: since when values have been seen unchanged, by the observer's clock.
 //!
-//! A process has one for nodes, [`NodesSeen`]. The watch over the neighbours, readiness, the status and the metrics record in it what they
-//! read of nodes, and ask it which nodes are alive.
+//! A process has one for nodes, [`NodesSeen`]. The watch over the neighbours, readiness, the status and the metrics record in it the rows
+//! of nodes that they read, and ask it which nodes are alive.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -34,9 +34,9 @@ impl<K, V> Default for LastSeen<K, V> {
 }
 
 impl<K: Ord, V: PartialEq> LastSeen<K, V> {
-    /// How long `value` has been seen under `key`; zero if the last read had another value.
+    /// Returns how long `value` has been seen under `key`; zero if the last read found another value.
     ///
-    /// Take `now` before reading the store: a value that changes in between then looks too young, never too old.
+    /// Take `now` before reading the store, so that a value that changes in between looks too young, never too old.
     pub fn age(&self, key: &K, value: &V, now: Duration) -> Duration {
         let seen = self.0.get(key).filter(|seen| seen.value == *value);
         seen.map_or(Duration::ZERO, |seen| now.saturating_sub(seen.since))
@@ -71,7 +71,7 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
         self.0.remove(key);
     }
 
-    /// Since when each value has been seen unchanged.
+    /// Returns the time since which each value has been seen unchanged.
     pub fn since(&self) -> impl Iterator<Item = Duration> {
         self.0.values().map(|seen| seen.since)
     }

@@ -1,5 +1,4 @@
-//! The state of a bus: its families of keys, feeds, cursors and membership in the store, and the state that the roles
-//! of a process share.
+//! The state of a bus: its families of keys, feeds, cursors and membership in the store, and the state that the roles of a process share.
 //!
 //! Nothing here starts a role.
 

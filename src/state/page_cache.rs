@@ -2,10 +2,10 @@
 //!
 //! Consumers that follow the same feed are at the same position most of the time. The first one to read a page keeps it here, and the
 //! others take it from memory, so a node reads a feed once, however many consumers it has. A consumer that is further behind reads for
-//! itself, and gets each id once, in its newest row. A row that was superseded after the page was read comes once more, in its new place,
-//! as it does for any reader that was a moment earlier.
+//! itself, and gets each id once, in its newest row. A row that was superseded after the page was read appears once more, at its new
+//! position, as it does for any reader that was a moment earlier.
 //!
-//! A reader takes no page that is older than one that it has read: a row that moved in between would be in neither of the two.
+//! A reader takes no page that is older than one that it has read: a row that moved between the two reads would be in neither page.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,7 +23,7 @@ use crate::{
 /// How many bytes of rows are kept in total.
 const BYTES_MAX: usize = 16 << 20;
 
-/// The minimum number of shards at which those without readers are forgotten.
+/// The minimum number of shards at which shards without readers are forgotten.
 const FORGET_MIN: usize = 64;
 
 /// Rows of a shard: everything after `after` and up to `to`, as of one version.
@@ -43,7 +43,7 @@ pub(crate) struct CachedPage {
 
 type ShardOfFeed = (FeedId, ShardId);
 
-/// Held by a reader as long as it reads in a shard. The reader that reads the next page from the store locks it.
+/// Held by each reader while it reads a shard. The reader that reads the next page from the store locks it.
 pub(crate) type Turn = Arc<tokio::sync::Mutex<()>>;
 
 /// A shard with readers.
@@ -63,10 +63,10 @@ impl Shard {
 #[derive(Debug, Default)]
 struct Cached {
     shards: HashMap<ShardOfFeed, Shard>,
-    /// The shards with pages, in the order in which they got one.
+    /// The shards with pages, in the order in which they got their pages.
     order: VecDeque<ShardOfFeed>,
     bytes: usize,
-    /// Once there are this many shards, those without readers are forgotten.
+    /// Once there are this many shards, shards without readers are forgotten.
     forget_at: usize,
 }
 
@@ -88,7 +88,7 @@ impl PageCache {
         (page.after <= after && after < page.to && page.version >= version).then(|| Arc::clone(page))
     }
 
-    /// Begins to read in `shard`. A reader that waits for the lock finds the page of the other reader here.
+    /// Registers a reader of `shard`. A reader that had to wait for the lock finds the page of the other reader in the cache.
     pub fn reader(&self, feed: &FeedId, shard: ShardId) -> Turn {
         let cached = &mut *self.0.lock();
         if cached.shards.len() >= cached.forget_at {

@@ -1,6 +1,6 @@
 //! [`Polls`]: the polls of a process, coalesced.
 //!
-//! Everything that is woken by hints also polls, at an interval of its own. Here these timers fire together: at whole seconds from a random
+//! Everything that is woken by hints also polls, at its own interval. Here these timers fire together: at whole seconds from a random
 //! start, which differs between processes. All polls that are due at once read in one transaction, so an idle process begins one read
 //! transaction per second, however many polls it has.
 //!
@@ -27,18 +27,18 @@ use crate::{
     store::{Isolation, RangeRead, Row, Store, Transaction},
 };
 
-/// Up to this many nodes count as few.
+/// The maximum number of nodes that counts as few.
 const NODES_FEW: usize = 9;
 
 /// The polls of one bus in one process. Each sleeps in its own task, because a bus can be used from several runtimes, and any of them may
-/// end or stand still.
+/// end or stall.
 #[derive(Debug)]
 pub(crate) struct Polls {
     env: Env,
     /// The nanosecond of each second at which polls fire together.
     phase: u32,
     last: Mutex<Moment>,
-    /// Whether there were too many nodes to read their rows with the rest.
+    /// Whether there were too many nodes to read their rows together with the other polled keys.
     are_many: Arc<AtomicBool>,
 }
 
@@ -51,7 +51,7 @@ struct Moment {
     shared: Weak<Shareable>,
 }
 
-/// A poll that is due, or several that read together. They read at one version, which is later than what any of them knew before.
+/// A poll that is due, or several that read together. They read at one version, later than any version that one of them knew before.
 #[derive(Debug, Clone)]
 pub(crate) struct Poll {
     /// When the poll was due, which is before its transaction began.
@@ -73,7 +73,7 @@ impl fmt::Debug for Shareable {
     }
 }
 
-/// What every process polls, read by snapshot.
+/// The values that every process polls, read by snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct Polled {
     /// The pulse of the notifications.
@@ -109,7 +109,7 @@ impl Poll {
         self.shared.transaction.get_or_init(|| store.begin()).clone()
     }
 
-    /// Returns what every process polls, read once in this transaction for all polls of the moment.
+    /// Returns the values that every process polls, read once in this transaction for all polls of the moment.
     pub async fn polled(&self, store: &Store, keys: &Keys) -> Result<Arc<Polled>> {
         let Shareable { polled, are_many, .. } = &*self.shared;
         let read = || async { Polled::read(&self.transaction(store), keys, are_many).await.map(Arc::new) };
@@ -117,7 +117,7 @@ impl Poll {
     }
 }
 
-/// Reads with `body`, as part of `poll`; if that fails, in transactions of its own, by [`Store::run`].
+/// Runs `body` as part of `poll`. If that fails, runs it in transactions of its own, with [`Store::run`].
 pub(crate) async fn read<T, F, R>(poll: Poll, store: &Store, body: F) -> Result<T>
 where
     F: Fn(Poll) -> R,
@@ -144,14 +144,14 @@ impl Polls {
         Arc::new(Shareable { are_many: Arc::clone(&self.are_many), ..Shareable::default() })
     }
 
-    /// Notes how many nodes there are besides that of this process. Once nodes are few again, their rows are read with the rest.
+    /// Notes how many other nodes there are. Once nodes are few again, their rows are read together with the other polled keys.
     pub fn found_nodes(&self, others: usize) {
         if others + 1 < NODES_FEW {
             self.are_many.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Completes after `pause`, or less than a second earlier; never if `pause` is [`Duration::MAX`]. Cancel safe.
+    /// Waits for `pause`, or up to a second less; forever if `pause` is [`Duration::MAX`]. Cancel safe.
     pub async fn due(&self, pause: Duration) -> Poll {
         if pause == Duration::MAX {
             return pending().await;
@@ -163,12 +163,12 @@ impl Polls {
         };
         self.env.sleep(at.saturating_sub(since)).await;
         let poll = self.join(at, since);
-        // Others whose sleep ends at the same moment join before anybody reads.
+        // Let other polls whose sleep ends at the same moment join before any of them reads.
         tokio::task::yield_now().await;
         poll
     }
 
-    /// Returns the poll of the moment `at` for a caller that has waited since `since`. It is shared only if its transaction begins later.
+    /// Returns the poll of the moment `at`. A caller that began to wait at `since` shares it only if the first such poll woke up later.
     fn join(&self, at: Duration, since: Duration) -> Poll {
         let mut last = self.last.lock();
         let shared = last.shared.upgrade().filter(|_| last.at == at && last.came > since);
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(found.await.unwrap(), (version, None), "both read at one version");
     }
 
-    /// A pause without a tick in it is kept, a long one ends at its last tick, and an endless one never ends.
+    /// A pause without a tick in it is kept, a long one ends at its last tick, and an infinite one never ends.
     #[tokio::test(start_paused = true)]
     async fn pauses_are_kept_but_for_a_part_of_a_tick() {
         let store = Store::memory();
@@ -257,7 +257,7 @@ mod tests {
         });
     }
 
-    /// A read that fails in the common transaction is repeated in a transaction of its own.
+    /// A read that fails in the shared transaction is repeated in its own.
     #[tokio::test(start_paused = true)]
     async fn a_failed_read_is_repeated_by_itself() {
         use crate::{

@@ -27,8 +27,8 @@ impl SchemeId {
 
 /// Routes ids to shards.
 pub trait HashingScheme: fmt::Debug + Send + Sync + 'static {
-    /// Returns the index of `id` among `shards` shards, counted from 0. It depends on nothing else, and never changes, because rows are
-    /// found by it. An index that is not below `shards` makes the operation fail.
+    /// Returns the index of `id` among `shards` shards, counted from 0. The index must depend on nothing else and never change, because
+    /// rows are found by it. An index that is not below `shards` makes the operation fail.
     fn place(&self, id: &[u8], shards: u32) -> u32;
 }
 
@@ -78,17 +78,17 @@ impl Schemes {
         self.0.get(&id).map(|scheme| &**scheme).ok_or(Error::UnknownScheme { scheme: id.0 })
     }
 
-    /// Fails unless there is a scheme with that number.
+    /// Fails unless there is a scheme with the number `id`.
     pub(crate) fn check(&self, id: SchemeId) -> Result<()> {
         self.get(id).map(|_| ())
     }
 
-    /// Returns the index, below `shards`, of `id` under the scheme with that number.
+    /// Returns the index of `id`, below `shards`, under the scheme with the number `scheme`.
     pub(crate) fn place(&self, scheme: SchemeId, id: &[u8], shards: u32) -> Result<u32> {
         match self.get(scheme)?.place(id, shards) {
             place if place < shards => Ok(place),
             place => {
-                let reason = format!("scheme {} gave place {place} of {shards}", scheme.0);
+                let reason = format!("scheme {} returned place {place} of {shards}", scheme.0);
                 Err(Error::invalid("hashing scheme", reason))
             }
         }
@@ -182,7 +182,7 @@ mod tests {
         assert!(schemes.with(SchemeId(5_000), Outside).is_err(), "it is registered already");
     }
 
-    /// Compares with the values of other implementations of the algorithm.
+    /// Compares the results with those of other implementations of the algorithm.
     #[test]
     fn jumps_as_others_do() {
         let first: Vec<_> = (0..10).map(|key| jump(key, 100)).collect();

@@ -40,8 +40,8 @@ impl Signals {
         &self.partitions[partition.0 as usize]
     }
 
-    /// Reports committed events of `partition`: wakes the notifier of this process, or else has the doorbell rung for
-    /// a notifier of another process.
+    /// Reports committed events of `partition`: wakes the notifier of this process, or else has the doorbell rung for a notifier of another
+    /// process.
     pub fn ring(&self, partition: Partition) {
         let signal = self.of(partition);
         if signal.notifiers.load(Ordering::SeqCst) > 0 {
@@ -93,7 +93,7 @@ impl Signals {
         self.of(partition).wake.notify_one();
     }
 
-    /// Completes when the notifier of `partition` is woken, or at once if it was woken since the last call. Cancel safe.
+    /// Waits until the notifier of `partition` is woken; returns at once if it was woken since the last call. Cancel safe.
     pub async fn woken(&self, partition: Partition) {
         self.of(partition).wake.notified().await;
     }

@@ -1,4 +1,4 @@
-//! [`Skipped`]: the rows of counters and feeds that this process found and cannot decode.
+//! [`Skipped`]: the rows of counters and feeds that this process found and could not decode.
 //!
 //! Such a row is damaged, or was written by a later version of the program. A reader that finds one continues without it, so that neither
 //! its neighbours nor other readers have to wait for it, and reports it here: it is counted, logged at a limited rate, and shown in the
@@ -14,7 +14,7 @@ use crate::{
     state::{keys::FeedId, stats::Stats},
 };
 
-/// How many rows are remembered. Beyond that, the row that was found longest ago is forgotten.
+/// How many rows are remembered. When there are more, the row that was found longest ago is forgotten.
 const ROWS_MAX: usize = 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! [`Stats`]: counts of the work of the roles of one process.
+//! [`Stats`]: counts of the work that the roles of one process do.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::base::{
     tasks,
 };
 
-/// Declares the counts, and the snapshot of them.
+/// Declares the counts and their snapshot.
 macro_rules! stats {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
-        /// Counts of the work of the roles of one process.
+        /// Counts of the work that the roles of one process do.
         #[derive(Debug, Default)]
         pub(crate) struct Stats {
             $($(#[doc = $doc])* pub $name: Count,)*
@@ -62,7 +62,7 @@ stats! {
     notifications,
     /// Events of database instances that had already been replaced; they changed no row.
     stale_events,
-    /// How many times a reader skipped a row that cannot be decoded.
+    /// How many times a reader skipped a row that could not be decoded.
     rows_skipped,
     /// Doorbells rung in the store.
     doorbells,
@@ -72,11 +72,11 @@ stats! {
     leases_acquired,
     /// Leases lost to other nodes while the process worked on them.
     leases_lost,
-    /// How many times a node of the process fell out of the bus, and gave everything up.
+    /// How many times a node of the process lost its membership in the bus, and gave everything up.
     nodes_fallen_out,
     /// Panics in the work on a leased resource. The work starts again after each.
     work_panics,
-    /// How many times a lease was without running work because the work had failed. It is tried again after a pause.
+    /// How many times a lease was left without running work because the work failed. The work starts again after a pause.
     leases_without_work,
     /// Panics in tasks that keep a process going, such as heartbeats and polls. The task starts again after each.
     task_panics,
@@ -88,13 +88,13 @@ stats! {
     consumers_expired,
     /// Rows that consumer handlers have finished.
     consumer_rows,
-    /// Checkpoints of consumers that were written outside of the handlers' own transactions.
+    /// Consumer checkpoints that were written outside the handlers' own transactions.
     consumer_checkpoints,
     /// Failures of consumer handlers, including panics and stalls.
     consumer_failures,
     /// Panics in consumer handlers.
     consumer_panics,
-    /// How many times an id was deferred because its work had failed too many times, or stalled.
+    /// How many times an id was deferred because its work failed too many times, or stalled.
     consumer_deferred,
     /// Panics in callbacks, and in the filter predicates that run before them.
     callback_panics,
@@ -111,7 +111,7 @@ stats! {
 }
 
 impl Stats {
-    /// Runs the work that `make` returns until it ends. After a panic, which is counted and reported, it calls `make` again.
+    /// Runs the work that `make` returns, until it ends. After a panic, which is counted and reported, calls `make` again.
     pub fn supervised<W: Future<Output = ()>, M: FnMut() -> W>(
         self: &Arc<Self>,
         env: &Env,
@@ -122,13 +122,13 @@ impl Stats {
         async move { tasks::supervised(&env, make, |panic| stats.panicked(&env, what, panic)).await }
     }
 
-    /// Counts and reports a panic of the task `what`, which continues.
+    /// Counts and reports a panic in the task `what`, which keeps going.
     pub fn panicked(&self, env: &Env, what: &str, panic: &str) {
         self.task_panics.add(1);
         self.health.panicked(env, what, panic);
     }
 
-    /// Adds folded events.
+    /// Adds `counters` to the counts of folded events.
     pub fn add_folded(&self, counters: &Counters) {
         for (count, lane) in self.folded.iter().zip(counters.lanes()) {
             count.add(lane);

@@ -1,11 +1,11 @@
 //! [`Wakeups`]: the last positions at which feeds of a bus may have rows, as far as this process knows, and the readers that wait for more.
 //!
-//! Commits of this process and the one [watcher](super::feed_watcher) of the process publish here, and everybody who waits for rows waits
-//! here, as a [`Listener`](super::feed_watcher::Listener). A head is never too low: a shard has no rows between its head and the position
-//! up to which the watcher has polled. So a reader that compares its own position with the head misses no message, whenever the message
-//! came.
+//! Commits of this process and the only [watcher](super::feed_watcher) of the process publish here, and everything that waits for rows
+//! waits here, as a [`Listener`](super::feed_watcher::Listener). A head is never too low: a shard has no rows between its head and the
+//! position up to which the watcher has polled. So a reader that compares its own position with the head misses no message, no matter when
+//! the message came.
 //!
-//! An append of this process moves the heads at once. The watcher expects it in the pulse, and so finds what others have appended.
+//! An append by this process moves the heads at once. The watcher expects it in the pulse, and so recognises appends by other processes.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ use crate::{
     state::keys::{FeedId, Lanes, ShardId},
 };
 
-/// The maximum number of appends of this process that are remembered until the watcher polls.
+/// The maximum number of appends by this process that are remembered until the watcher polls.
 const UNSEEN_MAX: usize = 10_000;
 
 /// The last position at which the shards of each lane may have rows.
@@ -48,7 +48,7 @@ impl Default for Heads {
 }
 
 impl Heads {
-    /// Creates heads of which nothing is known, so all shards may have rows.
+    /// Creates heads for a feed of which nothing is known, so all of its shards may have rows.
     fn unknown(count: u64) -> Self {
         Self { count, lanes: [Sequence::MAX; Lanes::COUNT] }
     }
@@ -86,11 +86,11 @@ pub(crate) struct Wakeups {
     notifications: watch::Sender<Heads>,
     /// The position up to which the watcher has polled. Rows of notifications up to this position are at or before the heads.
     looked: watch::Sender<Sequence>,
-    /// Where the last append of this process to the notifications ended.
+    /// Where the last append by this process to the notifications ended.
     appends: watch::Sender<Sequence>,
-    /// The appends of this process that the watcher has not yet seen in the pulse, or only some of them, each with its last position.
+    /// Appends by this process that the watcher has not yet seen in the pulse, each with its last position. Some may be missing.
     unseen: Mutex<Vec<(Sequence, Lanes)>>,
-    /// How many changes of heads there were; each change gets the next number.
+    /// How many times heads have changed; each change gets the next number.
     count: AtomicU64,
     wanted: Mutex<Wanted>,
     /// Wakes the watcher when it should poll, or when a listener wants more from it.
@@ -105,8 +105,8 @@ impl Wakeups {
         self.count.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Adds a listener to `feed`, for which the watcher polls within each `poll`, until the listener [leaves](Wakeups::leave). For a
-    /// listener to documents that `follows`, the watcher reads the notifications, because nobody else reports them to it.
+    /// Adds a listener to `feed`, for which the watcher polls at least once per `poll`, until the listener [leaves](Wakeups::leave). For a
+    /// listener to documents that `follows`, the watcher reads the notifications, because nothing else reports them to that listener.
     pub fn listen(
         &self,
         feed: &FeedId,
@@ -132,7 +132,7 @@ impl Wakeups {
     /// Removes a listener and its receiver.
     pub fn leave(&self, feed: &FeedId, poll: Duration, follows: bool, heads: &mut watch::Receiver<Heads>) {
         let mut wanted = self.wanted.lock();
-        // The receiver is replaced before the lock is free, so that if several listeners leave at once, the last one finds no other.
+        // Replace the receiver before releasing the lock: if several listeners leave at once, the last one must find no other.
         *heads = self.notifications.subscribe();
         if let Some(listeners) = wanted.polls.get_mut(&poll) {
             *listeners -= 1;
@@ -146,12 +146,12 @@ impl Wakeups {
         }
     }
 
-    /// Completes when the watcher should poll, or when a new listener wants more from it. Cancel safe.
+    /// Waits until the watcher should poll, or until a new listener wants more from it. Cancel safe.
     pub async fn more_wanted(&self) {
         self.more_wanted.notified().await;
     }
 
-    /// How often the watcher should poll.
+    /// Returns how often the watcher should poll.
     pub fn poll_interval(&self) -> Duration {
         self.wanted.lock().poll_interval()
     }
@@ -161,7 +161,7 @@ impl Wakeups {
         self.wanted.lock().followers > 0
     }
 
-    /// The feeds of documents that have listeners.
+    /// Returns the document feeds that have listeners.
     pub fn documents(&self) -> Vec<FeedId> {
         self.wanted.lock().documents.keys().cloned().collect()
     }
@@ -178,7 +178,7 @@ impl Wakeups {
                 (0..).map(ShardId).zip(&mut heads.lanes).filter(|(shard, _)| lanes.has(*shard))
             {
                 let known = if *head == Sequence::MAX {
-                    // Nothing was known before. Appends of this process after the poll are known, too.
+                    // Nothing was known before, except for appends by this process that the poll did not see.
                     unseen.iter().filter(|(_, lanes)| lanes.has(shard)).map(|(append, _)| *append).max()
                 } else {
                     // A watcher that is being replaced may publish after its successor.
@@ -194,26 +194,26 @@ impl Wakeups {
         self.looked.send_replace(to);
     }
 
-    /// Publishes that a feed of documents may have rows anywhere.
+    /// Publishes that a document feed may have rows anywhere.
     pub fn documents_moved(&self, feed: &FeedId) {
         if let Some(heads) = self.wanted.lock().documents.get(feed) {
             heads.send_replace(Heads::unknown(self.next()));
         }
     }
 
-    /// Publishes that all feeds of documents may have rows anywhere.
+    /// Publishes that all document feeds may have rows anywhere.
     pub fn all_documents_moved(&self) {
         for heads in self.wanted.lock().documents.values() {
             heads.send_replace(Heads::unknown(self.next()));
         }
     }
 
-    /// Publishes the heads of a feed of documents, if they could be read. `count` is what [`Wakeups::count`] returned before the read.
+    /// Publishes the heads of a document feed; `None` if they are unknown. `count` is what [`Wakeups::count`] returned before the read.
     pub fn found(&self, feed: &FeedId, count: u64, found: Option<LaneHeads>) {
         if let Some(heads) = self.wanted.lock().documents.get(feed) {
             let lanes = found.unwrap_or([Sequence::MAX; Lanes::COUNT]);
             heads.send_if_modified(|heads| {
-                // The read may have missed what was published after it began.
+                // The read may have missed rows whose messages were published after it began.
                 let is_news = heads.count < count && (heads.lanes != lanes || found.is_none());
                 if is_news {
                     *heads = Heads { count: self.next(), lanes };
@@ -223,12 +223,12 @@ impl Wakeups {
         }
     }
 
-    /// The number of the next change.
+    /// Returns the number that the next change will get.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed) + 1
     }
 
-    /// Publishes that this process appended rows to `lanes` of the notifications, once to each; none is after `to`, the end of the commit.
+    /// Publishes that a commit of this process appended to each of `lanes` of the notifications once. None of its rows is after `to`.
     pub fn appended(&self, lanes: Lanes, to: Sequence) {
         let mut unseen = self.unseen.lock();
         if unseen.len() == UNSEEN_MAX {
@@ -252,24 +252,24 @@ impl Wakeups {
         });
     }
 
-    /// Removes the appends of this process up to the position `to`, and returns the lanes of those after `from`.
+    /// Removes the appends by this process up to the position `to`, and returns the lanes of those after `from`.
     pub fn take_unseen(&self, from: Sequence, to: Sequence) -> Vec<Lanes> {
         let mut unseen = self.unseen.lock();
         let seen: Vec<_> = unseen.extract_if(.., |(append, _)| *append <= to).collect();
         seen.into_iter().filter(|(append, _)| *append > from).map(|(_, lanes)| lanes).collect()
     }
 
-    /// Makes the watcher poll at once, because there may be rows of which this process knows too little.
+    /// Makes the watcher poll at once, because there may be rows that this process does not know about.
     pub fn look(&self) {
         self.more_wanted.notify_one();
     }
 
-    /// Returns a receiver of the last position that [`Wakeups::appended`] has published.
+    /// Returns a receiver for the last position that [`Wakeups::appended`] published.
     pub fn appends(&self) -> watch::Receiver<Sequence> {
         self.appends.subscribe()
     }
 
-    /// Returns the watcher, which `start` starts if there is none, or if its runtime has ended. It ends when its last handle is dropped.
+    /// Returns the watcher, started by `start` if there is none or its runtime has ended. It ends when its last handle is dropped.
     pub fn watcher(&self, start: impl FnOnce(&mut JoinSet<()>) -> AbortHandle) -> Arc<JoinSet<()>> {
         let mut watcher = self.watcher.lock();
         let living = watcher.as_ref().filter(|(_, task)| !task.is_finished());
@@ -329,8 +329,8 @@ mod tests {
         assert_eq!(wakeups.documents(), []);
     }
 
-    /// This process may append while the watcher makes its first poll, which does not see the append. The next poll expects the append, so
-    /// nobody else would wake a reader for it.
+    /// This process may append during the watcher's first poll, which then does not see the append. The next poll expects the append, so
+    /// nothing else would wake a reader for it.
     #[test]
     fn a_first_look_keeps_an_append_that_it_has_not_seen() {
         let (wakeups, lanes) = (Wakeups::default(), [ShardId(1)].into_iter().collect());
@@ -343,7 +343,7 @@ mod tests {
         );
     }
 
-    /// The watcher expects each append once: an append that it saw before the append was reported hides no append of another process.
+    /// The watcher expects each append once: if it saw one before that was reported, the report must not hide an append by another process.
     #[test]
     fn an_append_counts_for_one_look() {
         let (wakeups, lanes): (_, Lanes) = (Wakeups::default(), [ShardId(1)].into_iter().collect());
@@ -375,8 +375,8 @@ mod tests {
         assert!(!heads.has_changed().unwrap(), "nobody is woken for what is known");
     }
 
-    /// Bug: the numbers of a feed started again when it got listeners again, so a page that was read before the feed lost its listeners
-    /// counted as new. Fix: the numbers are unique in the process.
+    /// Bug: the numbers of a feed restarted when it got listeners again, so a page that was read before the feed lost its listeners counted
+    /// as new. Fix: the numbers are unique in the process.
     #[test]
     fn a_feed_that_gets_listeners_again_has_no_number_of_before() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));

@@ -18,16 +18,16 @@ use crate::base::{
 
 /// A store.
 pub(crate) trait Backend: Send + Sync + 'static {
-    /// Begins a transaction. Its read version is taken at its first read.
+    /// Begins a transaction, which takes its read version at its first read.
     fn begin(&self) -> Box<dyn TransactionBackend>;
 
-    /// Whether all users of the store under `name` are dead: this opening keeps all other processes out, and [`Backend::mark_used`] has not
-    /// been called for `name` since.
+    /// Whether all users of the store under `name` are dead: no other process can have the store open, and [`Backend::mark_used`] has not
+    /// been called for `name` since it was opened.
     fn is_unused(&self, _name: &[u8]) -> bool {
         false
     }
 
-    /// Notes that from now on there may be users of the store under `name`.
+    /// Records that from now on the store may have users under `name`.
     fn mark_used(&self, _name: &[u8]) {}
 
     /// Whether the store may have given out `version`. If an embedded store has not, the version came from another one, such as the same
@@ -36,22 +36,22 @@ pub(crate) trait Backend: Send + Sync + 'static {
         true
     }
 
-    /// The last version that the store gave out before it was opened, if the store knows it.
+    /// Returns the last version that the store gave out before it was opened, if it is known.
     fn last_before_opening(&self) -> Option<u64> {
         None
     }
 
-    /// The error of the last commit, if there was no room for it on the disk.
+    /// Returns the error of the last commit, if there was no room for the commit on the disk.
     fn shortage(&self) -> Option<StoreError> {
         None
     }
 
-    /// The error of a store that takes no more writes; `None` if it takes some.
+    /// Returns the error that stopped the store from taking writes; `None` if it still takes them.
     fn failure(&self) -> Option<StoreError> {
         None
     }
 
-    /// Completes when the store takes no more writes; never for a store that cannot fail in this way.
+    /// Completes with [`Backend::failure`] once there is one; never for a store that cannot fail in this way.
     fn failed(&self) -> BoxFuture<'static, StoreError> {
         Box::pin(pending())
     }
@@ -60,33 +60,33 @@ pub(crate) trait Backend: Send + Sync + 'static {
 /// A transaction of a store. Operations after [`TransactionBackend::commit`] fail with `used_during_commit` (2017) until
 /// [`TransactionBackend::reset`].
 pub(crate) trait TransactionBackend: Send + Sync {
-    /// The version at which the transaction reads.
+    /// Returns the version at which the transaction reads.
     fn read_version(&self) -> Answer<'_, u64>;
-    /// Reads at `version` instead of the newest.
+    /// Makes the transaction read at `version` instead of the newest version.
     fn set_read_version(&self, version: u64);
-    /// The value of `key`, with the transaction's own writes.
+    /// Returns the value of `key`, with the transaction's own writes applied.
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>>;
-    /// A page of rows, with the transaction's own writes.
+    /// Reads a page of rows, with the transaction's own writes applied.
     fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page>;
-    /// Adds a write. An invalid one makes all later operations fail.
+    /// Adds a write. An invalid write makes all later operations fail.
     fn mutate(&self, mutation: Mutation);
     /// Adds `range` to the read-conflict set, except for keys that the transaction has already written.
     fn add_read_conflict(&self, range: KeyRange);
     /// Makes other transactions that read within `range` conflict with this one.
     fn add_write_conflict(&self, range: KeyRange);
-    /// A watch on `key`, armed by the commit.
+    /// Sets a watch on `key`, which the commit arms.
     fn watch(&self, key: &[u8]) -> Answer<'_, Watch>;
     /// Commits the transaction. Returns `None` if there was nothing to write.
     fn commit(&self) -> Answer<'_, Option<Versionstamp>>;
-    /// Bytes of keys, values and conflict ranges so far.
+    /// Returns the total length of keys, values and conflict ranges so far, in bytes.
     fn approximate_size(&self) -> Answer<'_, usize>;
-    /// Sets an option. [`Transaction`](super::Transaction) counts retries itself.
+    /// Sets an option. No option limits retries: [`Transaction`](super::Transaction) counts those itself.
     fn set_option(&self, option: TransactionOption);
-    /// The ranges on which the last commit conflicted, if the option to report them was set.
+    /// Returns the ranges on which the last commit conflicted, if the option to report them was set.
     fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>>;
     /// Makes all later operations fail with `transaction_cancelled` (1025).
     fn cancel(&self);
-    /// Makes this a new transaction.
+    /// Resets this to a new transaction.
     fn reset(&self);
     /// Whether the same transaction can succeed if it is tried again after `error`.
     fn is_retryable(&self, error: &StoreError) -> bool {
@@ -98,12 +98,12 @@ pub(crate) trait TransactionBackend: Send + Sync {
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>>;
 }
 
-/// The answer to an operation: at once from memory, or later. A plain boxed future would cost an allocation for each read of the embedded
-/// store.
+/// The answer to an operation: available immediately, from memory, or later. A plain boxed future would cost an allocation for each read of
+/// the embedded store.
 pub(crate) enum Answer<'a, T> {
-    /// The answer is known already, and is taken by the first poll.
+    /// The answer is already known; the first poll takes it.
     Ready(Option<Result<T>>),
-    /// The answer is still to come.
+    /// The answer is not known yet.
     Waiting(BoxFuture<'a, Result<T>>),
 }
 
@@ -119,7 +119,7 @@ impl<T: Unpin> Future for Answer<'_, T> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::Ready(result) => {
-                // Operations that never wait would starve the other tasks of their thread, heartbeats among them.
+                // Without this, operations that never wait would starve the other tasks on their thread, heartbeats among them.
                 let turn = ready!(tokio::task::coop::poll_proceed(context));
                 turn.made_progress();
                 Poll::Ready(result.take().expect("an answer is polled to its end only once"))

@@ -6,10 +6,10 @@ use smallvec::SmallVec;
 
 use super::Mutation;
 
-/// State of a layer that belongs to one attempt of a transaction: a commit takes it, a reset or a retry drops it. This is how a layer holds
-/// back writes, to merge them.
+/// State of a layer that belongs to one attempt at a transaction: the commit consumes it, and a reset or a retry drops it. A layer uses it
+/// to hold back writes and merge them.
 pub(crate) trait Extension: Any + Default + Send {
-    /// Roughly how many bytes the writes that were held back add to the size of the transaction.
+    /// Returns roughly how many bytes the writes that were held back add to the size of the transaction.
     fn size(&self) -> usize;
 
     /// Passes the writes that were held back to `write`.
@@ -90,7 +90,7 @@ mod tests {
         }
     }
 
-    /// Adds `n` to the first 8 bytes of a value, which leave room for all sums.
+    /// Adds `n` to the number in the first 9 bytes of a value, which have room for all sums.
     fn add(model: &mut Model, key: Vec<u8>, n: u64) {
         let value = model.entry(key).or_insert_with(|| vec![0; 40]);
         let (low, _) = value.split_at_mut(9);
@@ -99,7 +99,7 @@ mod tests {
         low.copy_from_slice(&(u128::from_le_bytes(wide) + u128::from(n)).to_le_bytes()[..9]);
     }
 
-    /// The writes that an extension holds back come after all others, once, and are forgotten with the transaction.
+    /// The writes that an extension holds back are applied once, after all others, and are forgotten with the transaction.
     #[tokio::test]
     async fn what_is_held_back_comes_last_and_is_forgotten_with_its_transaction() {
         for seed in 0..60 {

@@ -1,4 +1,4 @@
-//! [`Store`]: a handle on a store of any backend.
+//! [`Store`]: a handle to a store of any backend.
 
 use std::{
     path::Path,
@@ -20,13 +20,13 @@ use crate::base::{
     error::{Error, OpenCause, Result, StoreError},
 };
 
-/// Reads what is in the folder `path`, and changes nothing.
+/// Reads the content of the folder `path` without changing it.
 fn inspected(path: &Path) -> Result<Inspection> {
     embedded::inspect(&*embedded::open_folder(path, false)?, path)
 }
 
-/// A handle on a store: a cluster, a folder or memory. Clones are cheap and share the store. A [`Db`](crate::Db) is one of the many
-/// databases that a layer keeps in it.
+/// A handle to a store: a cluster, a folder or memory. Clones are cheap and share the store. A [`Db`](crate::Db) is one of the many
+/// databases that a layer keeps in a store.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -46,7 +46,7 @@ fn inspected(path: &Path) -> Result<Inspection> {
 pub struct Store {
     backend: Arc<dyn Backend>,
     env: Env,
-    /// The counts of runs through all clones.
+    /// Counts of runs, shared by all clones.
     runs: Arc<Runs>,
 }
 
@@ -59,7 +59,7 @@ struct Runs {
 }
 
 impl Store {
-    /// How many watches a client can have at once.
+    /// The maximum number of watches that a client can have at once.
     pub const WATCHES_MAX: usize = types::WATCHES_MAX;
 
     /// Creates a store in memory. The store is lost when its last handle is dropped.
@@ -75,23 +75,23 @@ impl Store {
     /// Opens the store in the folder `path`, which is created if it does not exist. Every commit is on disk before it is acknowledged. The
     /// whole content is kept in memory as well. The store is closed when its last handle is dropped.
     ///
-    /// Fails with [`Error::Open`](crate::Error::Open) if the folder is a file, is not writable, is open in another process,
-    /// or is damaged. Opening reads the whole store and blocks the thread.
+    /// Fails with [`Error::Open`](crate::Error::Open) if `path` is a file, or if the folder is not writable, is open in another process, or
+    /// is damaged. Opening reads the whole store and blocks the thread.
     pub fn open_dir(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_dir_with(path, &FolderOptions::default())
     }
 
-    /// Does the same as [`Store::open_dir`], with other options.
+    /// Does the same as [`Store::open_dir`], with the given options.
     pub fn open_dir_with(path: impl AsRef<Path>, options: &FolderOptions) -> Result<Self> {
         let env = Env::system();
         Ok(Self::embedded(Engine::open(path.as_ref(), env.clone(), options)?, env))
     }
 
-    /// Opens the content of the folder `path` for reading. This changes nothing in the folder: it needs only the right to read it, and
-    /// another process may have the folder open. In that case the content is what that process has written so far; the last commit may not
-    /// have been acknowledged yet. Commits with writes fail with `database_locked` (1038), which is final.
+    /// Opens the content of the folder `path` for reading. This changes nothing in the folder: read permission is enough, and another
+    /// process may have the folder open. In that case the content is what that process has written so far; the last commit may not have
+    /// been acknowledged yet. Commits with writes fail with `database_locked` (1038), which is final.
     ///
-    /// Fails with [`Error::Open`](crate::Error::Open) if there is no store, or if it is damaged.
+    /// Fails with [`Error::Open`](crate::Error::Open) if there is no store in the folder, or if the store is damaged.
     pub fn open_dir_to_read(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
         let (path, env) = (path.as_ref(), Env::system());
         let inspection = inspected(path)?;
@@ -105,13 +105,13 @@ impl Store {
         }
     }
 
-    /// Looks for damage in the folder `path`, and changes nothing. Another process may have it open.
+    /// Checks the folder `path` for damage without changing it. Another process may have the folder open.
     pub fn check_dir(path: impl AsRef<Path>) -> Result<FolderReport> {
         Ok(inspected(path.as_ref())?.report)
     }
 
     /// Copies the folder `from` to the folder `to`, which must be empty or missing. The copy has everything that was committed up to some
-    /// moment during the call, even if another process commits meanwhile. To restore the copy, put it in the place of `from`, or open it
+    /// moment during the call, even if another process commits meanwhile. To restore from the copy, put it in place of `from`, or open it
     /// where it is.
     ///
     /// Fails with [`Error::Open`](crate::Error::Open) if `from` is damaged or is not a store, or if `to` cannot be written. After a failure
@@ -143,7 +143,7 @@ impl Store {
         Self::foundationdb_with(cluster_file, &super::FoundationDbOptions::default()).await
     }
 
-    /// Does the same as [`Store::foundationdb`], with other options.
+    /// Does the same as [`Store::foundationdb`], with the given options.
     #[cfg(feature = "foundationdb")]
     pub async fn foundationdb_with(
         cluster_file: impl AsRef<Path>,
@@ -153,24 +153,25 @@ impl Store {
         Ok(Self::new(Arc::new(backend), Env::system()))
     }
 
-    /// Uses the cluster that the caller has connected to, for layers that use the client directly. The caller boots the client's network,
-    /// and stops it.
+    /// Uses a cluster to which the caller is already connected, for layers that use the client directly. The caller boots and stops the
+    /// client's network.
     #[cfg(feature = "foundationdb")]
     pub fn from_foundationdb(client: Arc<::foundationdb::Database>) -> Self {
         Self::new(Arc::new(super::fdb::Fdb::from_client(client)), Env::system())
     }
 
-    /// Returns the handle of a new process on `engine`.
+    /// Returns a handle to `engine`, for a process with this `env`.
     fn embedded(engine: Engine, env: Env) -> Self {
         Self::new(Arc::new(Embedded::new(Arc::new(engine))), env)
     }
 
-    /// Returns the handle of a new process on the store behind `backend`.
+    /// Returns a handle to the store behind `backend`, for a process with this `env`.
     pub(super) fn new(backend: Arc<dyn Backend>, env: Env) -> Self {
         Self { backend, env, runs: Arc::default() }
     }
 
-    /// A handle on the store that `wrap` puts around this one, for a process with this `env`. To the store, that is another process.
+    /// Returns a handle to the store that `wrap` puts around this one, for a process with this `env`. To the store, this looks like another
+    /// process.
     #[cfg(feature = "test-util")]
     pub(super) fn wrapped<B: Backend>(&self, env: Env, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
         Self { backend: Arc::new(wrap(Arc::clone(&self.backend))), env, runs: Arc::clone(&self.runs) }
@@ -181,9 +182,9 @@ impl Store {
         Transaction::new(self.backend.begin(), self.env.random())
     }
 
-    /// Runs `body` in a transaction and commits it, and repeats this while it fails with a retryable error.
+    /// Runs `body` in a transaction, commits the transaction, and tries again after every retryable error.
     ///
-    /// `body` gets a handle on the transaction. It may run several times, so it should only read and write through the transaction. After
+    /// `body` gets a handle to the transaction. It may run several times, so it should only read and write through the transaction. After
     /// `commit_unknown_result` (1021) it runs again although the first run may have been committed; `body` must be correct in both cases.
     /// [`Transaction::may_have_committed`] says whether the first run may have been committed.
     /// [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) is for effects that must not happen twice.
@@ -204,7 +205,7 @@ impl Store {
         self.run_with(&RetryPolicy::default(), body).await
     }
 
-    /// Does the same as [`Store::run`], with other limits.
+    /// Does the same as [`Store::run`], within the limits of `policy`.
     pub async fn run_with<T, F, R>(&self, policy: &RetryPolicy, body: F) -> Result<T>
     where
         F: Fn(Transaction) -> R,
@@ -213,7 +214,7 @@ impl Store {
         Ok(self.run_committed(policy, body).await?.0)
     }
 
-    /// Does the same as [`Store::run_with`], for a caller that needs the commit; `None` if there was nothing to write.
+    /// Does the same as [`Store::run_with`], and also returns the commit; `None` if there was nothing to write.
     pub(crate) async fn run_committed<T, F, R>(
         &self,
         policy: &RetryPolicy,
@@ -241,8 +242,7 @@ impl Store {
         }
     }
 
-    /// How many transactions [`Store::run`] has committed through all clones of this handle, and how many attempts
-    /// it has repeated.
+    /// Returns how many transactions [`Store::run`] has committed through all clones of this handle, and how many attempts it has repeated.
     pub fn runs(&self) -> (u64, u64) {
         (self.runs.commits.load(Ordering::Relaxed), self.runs.retries.load(Ordering::Relaxed))
     }
@@ -252,7 +252,7 @@ impl Store {
         self.backend.is_unused(name)
     }
 
-    /// Notes that from now on there may be users of the store under `name`; see [`Backend::mark_used`].
+    /// Records that from now on the store may have users under `name`; see [`Backend::mark_used`].
     pub(crate) fn mark_used(&self, name: &[u8]) {
         self.backend.mark_used(name);
     }
@@ -262,32 +262,32 @@ impl Store {
         self.backend.may_have_used(version)
     }
 
-    /// The last version that the store gave out before it was opened; see [`Backend::last_before_opening`].
+    /// Returns the last version that the store gave out before it was opened; see [`Backend::last_before_opening`].
     pub(crate) fn last_before_opening(&self) -> Option<u64> {
         self.backend.last_before_opening()
     }
 
-    /// The error of the last commit, if there was no room for it on the disk of the folder. Nothing is lost, and commits succeed again once
-    /// there is room.
+    /// Returns the error of the last commit, if there was no room for the commit on the disk of the folder. Nothing is lost, and commits
+    /// succeed again once there is room.
     pub fn shortage(&self) -> Option<Error> {
         self.backend.shortage().map(Error::Store)
     }
 
-    /// The error of a store that takes no more writes, because the disk of its folder failed. Reads continue. All acknowledged commits will
-    /// be there when the store is opened again, so a program should report the error and exit.
+    /// Returns the error of a store that takes no more writes because the disk of its folder failed. Reads still work. All acknowledged
+    /// commits will be there when the store is opened again, so a program should report the error and exit.
     pub fn failure(&self) -> Option<Error> {
         self.backend.failure().map(Error::Store)
     }
 
-    /// Completes with [`Store::failure`] when there is one. Never completes for a store in memory, or for a
-    /// cluster, which recovers by itself. The future keeps no handle on the store.
+    /// Completes with [`Store::failure`] once there is one. Never completes for a store in memory, or for a cluster, which recovers by
+    /// itself. The future holds no handle to the store.
     pub fn failed(&self) -> impl Future<Output = Error> + Send + use<> {
         let failed = self.backend.failed();
         async { Error::Store(failed.await) }
     }
 
-    /// Reads with `body` in a transaction at `version`, and repeats this while it fails with a retryable error. Returns `None` if the store
-    /// no longer keeps that version.
+    /// Runs `body`, which only reads, in a transaction at `version`, and tries again after every retryable error. Returns `None` if the
+    /// store no longer keeps that version.
     pub(crate) async fn read_at<T, F, R>(&self, version: u64, body: F) -> Result<Option<T>>
     where
         F: Fn(Transaction) -> R,
@@ -299,7 +299,7 @@ impl Store {
             let tx = tries.transaction();
             tx.set_read_version(version);
             match body(tx).await {
-                // Nothing is committed: a failed read would make the commit fail, too.
+                // There is nothing to commit, and a commit would fail if any read had failed.
                 Ok(value) => return Ok(Some(value)),
                 Err(Error::Store(error)) if error == StoreError::TRANSACTION_TOO_OLD => return Ok(None),
                 Err(error) => tries.recover(error).await?,
@@ -307,7 +307,7 @@ impl Store {
         }
     }
 
-    /// The time and randomness of this handle.
+    /// Returns the source of time and randomness of this handle.
     pub fn env(&self) -> &Env {
         &self.env
     }

@@ -1,7 +1,7 @@
-//! The store: one ordered, transactional key-value store with FoundationDB's semantics.
+//! The store: an ordered, transactional key-value store with FoundationDB's semantics.
 //!
 //! Upper layers see two concrete types, [`Store`] and [`Transaction`], and the retry runner [`Store::run`]. Behind them is a backend; all
-//! backends pass the same conformance suite (`tests/conformance`). The embedded backend keeps everything in memory and, on request, in a
+//! backends pass the same conformance suite (`tests/conformance`). The embedded backend keeps everything in memory and, optionally, in a
 //! folder; the FoundationDB backend (cargo feature `foundationdb`) is for clusters.
 //!
 //! # Semantics
@@ -9,11 +9,11 @@
 //! - A transaction reads at one read version, and sees its own writes. Serializable reads go into its read-conflict set; the commit fails
 //!   with `not_committed` (1020) if a key of that set has been written since. Snapshot reads, blind writes and atomic operations conflict
 //!   with nothing.
-//! - Mutations never fail at once: a key or value over its limit makes later reads and the commit fail.
+//! - Mutations never fail immediately: a key or value over its limit makes later reads and the commit fail.
 //! - A transaction can live for 5 s (after that: 1007) and hold 10 MB (above that: 2101).
-//! - A commit stamps the mutations that ask for it with one versionstamp, which grows with every commit.
+//! - A commit puts one versionstamp into all mutations that ask for it. Versionstamps grow with every commit.
 //! - The result of a commit can be unknown (1021): the commit may have happened. [`Store::run`] then tries again, so its body must be
-//!   correct if it happens twice; the body of [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) happens only once.
+//!   correct even if it takes effect twice; the body of [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) takes effect only once.
 //! - A watch is a hint. Rescan after it fires, and keep a poll as a fallback.
 
 mod backend;

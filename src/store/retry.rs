@@ -1,4 +1,4 @@
-//! [`RetryPolicy`]: for how long, how many times and how fast a transaction is tried again; and the one loop for all retries.
+//! [`RetryPolicy`]: how long, how many times and how fast a transaction is tried again; and [`Tries`], which all retry loops share.
 
 use std::time::Duration;
 
@@ -41,12 +41,12 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The pauses after failed attempts.
+    /// Returns the pauses after failed attempts.
     pub(crate) fn backoff(&self) -> Backoff {
         Backoff { min: self.backoff_min, max: self.backoff_max }
     }
 
-    /// Whether failed attempt number `attempt`, counted from 1, was the last one.
+    /// Whether attempt number `attempt`, counted from 1, was the last one allowed, after trying for `tried`.
     pub(crate) fn is_exhausted(&self, attempt: u32, tried: Duration) -> bool {
         self.attempts_max.is_some_and(|max| attempt >= max)
             || self.elapsed_max.is_some_and(|max| tried >= max)
@@ -57,11 +57,11 @@ impl RetryPolicy {
 pub(crate) struct Tries<'a> {
     policy: &'a RetryPolicy,
     env: &'a Env,
-    /// The transaction, the same in all attempts.
+    /// The transaction, which is the same in all attempts.
     transaction: Transaction,
     /// When the attempt began, on the clock of `env`.
     attempt_started: Duration,
-    /// How much time the earlier attempts count for.
+    /// The total time that the earlier attempts count for.
     tried: Duration,
     /// The number of the current attempt, counted from 1.
     number: u32,
@@ -73,12 +73,12 @@ impl<'a> Tries<'a> {
         Self { policy, env, transaction, attempt_started: env.now(), tried: Duration::ZERO, number: 1 }
     }
 
-    /// A handle on the transaction.
+    /// Returns a handle to the transaction.
     pub fn transaction(&self) -> Transaction {
         self.transaction.clone()
     }
 
-    /// The number of the current attempt, counted from 1.
+    /// Returns the number of the current attempt, counted from 1.
     pub fn number(&self) -> u32 {
         self.number
     }

@@ -30,15 +30,15 @@ pub struct Committed {
     pub versionstamp: Versionstamp,
 }
 
-/// A transaction: reads at one version, writes at its commit, or not at all.
+/// A transaction. Its reads are all at one version, and its writes happen together at its commit, or not at all.
 ///
-/// Clones are handles on the same transaction, and all methods take `&self`, so that many parts of a layer can share it. Dropping the last
-/// handle discards its writes. [`Store::run`](super::Store::run) commits and retries by itself.
+/// Clones are handles to the same transaction, and all methods take `&self`, so that many parts of a layer can share it. Dropping the last
+/// handle discards its writes. [`Store::run`](super::Store::run) commits and retries automatically.
 ///
 /// # Errors
 ///
-/// Mutations do not fail at once; a key or value over its limit, or a key beyond `0xff`, makes later reads and the commit fail. Reads and
-/// the commit fail with the codes of [`StoreError`](crate::store::StoreError).
+/// Mutations do not fail immediately: a key or value over its limit, or a key at or beyond `0xff`, makes later reads and the commit fail.
+/// Reads and the commit fail with the codes of [`StoreError`](crate::store::StoreError).
 ///
 /// # Cancel safety
 ///
@@ -58,9 +58,9 @@ struct Inner {
     in_doubt: AtomicBool,
 }
 
-/// A listener to the commit of a transaction.
+/// A listener for the commit of a transaction.
 pub(crate) trait AfterCommit: Send + Sync {
-    /// Called when the commit succeeded, or may have succeeded if not `is_certain`. Must not block.
+    /// Called after the commit succeeded or, if not `is_certain`, may have succeeded. Must not block.
     fn committed(&self, token: u32, is_certain: bool);
 }
 
@@ -85,20 +85,20 @@ impl Tokens {
     }
 }
 
-/// What a transaction keeps until its commit.
+/// The state that a transaction keeps until its commit.
 #[derive(Default)]
 struct Held {
     extensions: Extensions,
-    /// The listeners to the commit, each with its tokens.
+    /// The listeners for the commit, each with its tokens.
     listeners: Vec<(Arc<dyn AfterCommit>, Tokens)>,
 }
 
 impl Transaction {
-    /// The longest key, in bytes.
+    /// The maximum length of a key, in bytes.
     pub const KEY_LEN_MAX: usize = types::KEY_LEN_MAX;
-    /// The longest value, in bytes.
+    /// The maximum length of a value, in bytes.
     pub const VALUE_LEN_MAX: usize = types::VALUE_LEN_MAX;
-    /// The largest transaction, in bytes of keys, values and conflict ranges.
+    /// The maximum size of a transaction: the bytes of its keys, values and conflict ranges.
     pub const LEN_MAX: usize = types::TRANSACTION_LEN_MAX;
     /// How long a transaction can read and commit.
     pub const LIFETIME: Duration = types::TRANSACTION_LIFETIME;
@@ -108,7 +108,7 @@ impl Transaction {
         Self(Arc::new(Inner { backend, held: Mutex::default(), salt, resets, in_doubt }))
     }
 
-    /// The value of `key`.
+    /// Returns the value of `key`.
     pub async fn get(&self, key: &[u8], isolation: Isolation) -> Result<Option<Bytes>> {
         self.0.backend.get(key, isolation).await
     }
@@ -121,7 +121,7 @@ impl Transaction {
         self.0.backend.get_range(read, isolation).await
     }
 
-    /// Reads all rows of `range`. There must be only a few.
+    /// Reads all rows of `range`, of which there must be only a few.
     pub(crate) async fn all_rows(&self, range: KeyRange, isolation: Isolation) -> Result<Vec<Row>> {
         let mut pages = self.pages(RangeRead::new(range), isolation);
         let mut rows = Vec::new();
@@ -158,7 +158,7 @@ impl Transaction {
         self.0.backend.add_read_conflict(range.clone());
     }
 
-    /// Makes every other transaction that has read within `range` fail, as if the range had been written.
+    /// Makes every other transaction that read within `range` fail, as if the range had been written.
     pub fn add_write_conflict(&self, range: &KeyRange) {
         self.0.backend.add_write_conflict(range.clone());
     }
@@ -168,7 +168,7 @@ impl Transaction {
         self.0.backend.watch(key).await
     }
 
-    /// The version at which this transaction reads.
+    /// Returns the version at which this transaction reads.
     pub async fn read_version(&self) -> Result<u64> {
         self.0.backend.read_version().await
     }
@@ -180,12 +180,12 @@ impl Transaction {
         self.0.backend.set_read_version(version);
     }
 
-    /// Commits. Returns `None` if there was nothing to write.
+    /// Commits the transaction. Returns `None` if there was nothing to write.
     pub async fn commit(&self) -> Result<Option<Committed>> {
         let Held { extensions, listeners } = std::mem::take(&mut *self.held());
         extensions.into_writes(|write| self.0.backend.mutate(write));
         let result = self.0.backend.commit().await;
-        // An unknown result counts, too: the caller may find that everything was done, and never try again.
+        // An unknown result counts, too: the caller may find that the commit happened, and never try again.
         let is_certain = result.as_ref().is_ok_and(Option::is_some);
         if is_certain || result.as_ref().is_err_and(Error::is_maybe_committed) {
             for (listener, tokens) in listeners {
@@ -195,7 +195,7 @@ impl Transaction {
         Ok(result?.map(|versionstamp| Committed { versionstamp }))
     }
 
-    /// Bytes of keys, values and conflict ranges so far. Above 10 MB the commit fails with `transaction_too_large` (2101).
+    /// Returns the bytes of keys, values and conflict ranges so far. Above 10 MB the commit fails with `transaction_too_large` (2101).
     pub async fn approximate_size(&self) -> Result<usize> {
         let held = self.held().extensions.size();
         Ok(self.0.backend.approximate_size().await? + held)
@@ -206,31 +206,31 @@ impl Transaction {
         Pages { transaction: self, rest: Some(read), isolation }
     }
 
-    /// Sets an option of this transaction. An invalid one makes all later operations fail with `invalid_option_value` (2006).
+    /// Sets an option of this transaction. An invalid option makes all later operations fail with `invalid_option_value` (2006).
     pub fn set_option(&self, option: TransactionOption) {
         self.0.backend.set_option(option);
     }
 
-    /// For diagnosis: the ranges of the read-conflict set on which the last commit failed with `not_committed` (1020), if
+    /// For diagnosis: returns the ranges of the read-conflict set on which the last commit failed with `not_committed` (1020), if
     /// [`TransactionOption::ReportConflicts`] was set before. If there are many, a cluster returns only some. Call this before the
     /// transaction is reset.
     pub async fn conflicting_ranges(&self) -> Result<Vec<KeyRange>> {
         self.0.backend.conflicting_ranges().await
     }
 
-    /// Makes all later operations fail with `transaction_cancelled` (1025), in every state of the transaction. A commit that is under way
-    /// still returns its result; a run that is waiting for its next attempt ends with that error.
+    /// Makes all later operations fail with `transaction_cancelled` (1025), whatever state the transaction is in. A commit that is under
+    /// way still returns its result; a run that is waiting for its next attempt ends with that error.
     pub fn cancel(&self) {
         self.0.backend.cancel();
     }
 
     /// Whether an earlier attempt of this run may have been committed, because the result of its commit is unknown (1021, 1039). If so, a
-    /// body whose effects must not happen twice should first read what it would write.
+    /// body whose effects must not happen twice should first read what it is about to write.
     pub fn may_have_committed(&self) -> bool {
         self.0.in_doubt.load(Ordering::Relaxed)
     }
 
-    /// Forgets all reads, writes and options, so that this is a new transaction.
+    /// Forgets all reads, writes and options, so that this becomes a new transaction.
     pub fn reset(&self) {
         self.0.resets.fetch_add(1, Ordering::Relaxed);
         self.0.in_doubt.store(false, Ordering::Relaxed);
@@ -238,7 +238,7 @@ impl Transaction {
         self.0.backend.reset();
     }
 
-    /// Whether the same transaction can succeed if it is tried again after `error`, as the store judges it.
+    /// Whether, according to the store, the same transaction can succeed if it is tried again after `error`.
     pub(crate) fn is_retryable(&self, error: &StoreError) -> bool {
         self.0.backend.is_retryable(error)
     }
@@ -253,7 +253,7 @@ impl Transaction {
         let resets = self.resets();
         let in_doubt = error.is_maybe_committed();
         self.0.backend.recover(error, backoff).await?;
-        // If the transaction was reset meanwhile, it is already another one, with writes of its own.
+        // If the transaction was reset meanwhile, it is a new one by now, with writes of its own.
         let again = resets + 1;
         if self.0.resets.compare_exchange(resets, again, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             *self.held() = Held::default();
@@ -267,8 +267,8 @@ impl Transaction {
         with(self.held().extensions.get())
     }
 
-    /// Calls `listener` with `token`, a small number, after the commit succeeded or may have succeeded. However many times this is called
-    /// with them, the listener gets the token only once.
+    /// Registers `listener` to be called with `token`, a small number, after the commit succeeded or may have succeeded. The listener gets
+    /// each token only once, however many times this is called with it.
     pub(crate) fn after_commit(&self, listener: &Arc<dyn AfterCommit>, token: u32) {
         let mut held = self.held();
         let known = held.listeners.iter_mut().find(|(other, _)| Arc::ptr_eq(other, listener));
@@ -281,17 +281,17 @@ impl Transaction {
         }
     }
 
-    /// How many times the transaction was reset. Reads from before a reset are void.
+    /// Returns how many times the transaction was reset. Reads from before a reset are no longer valid.
     pub(crate) fn resets(&self) -> u64 {
         self.0.resets.load(Ordering::Relaxed)
     }
 
-    /// A random number for this transaction. Callers use it to spread their load.
+    /// Returns a random number for this transaction. Callers use it to spread their load.
     pub(crate) fn salt(&self) -> u64 {
         self.0.salt
     }
 
-    /// Locks what the transaction keeps until its commit. Code that holds the lock must not use the transaction.
+    /// Locks the state that the transaction keeps until its commit. Code that holds the lock must not use the transaction.
     fn held(&self) -> MutexGuard<'_, Held> {
         self.0.held.lock()
     }
@@ -305,7 +305,7 @@ pub struct Pages<'a> {
 }
 
 impl Pages<'_> {
-    /// The rows of the next page; `None` at the end. Cancel safe: a page that was not returned is read again.
+    /// Returns the rows of the next page; `None` at the end. Cancel safe: a page that was not returned is read again.
     pub async fn next(&mut self) -> Result<Option<Vec<Row>>> {
         let Some(read) = &self.rest else {
             return Ok(None);

@@ -12,19 +12,19 @@ use futures_util::future::BoxFuture;
 
 use crate::base::error::Result;
 
-/// The longest key, in bytes.
+/// The maximum length of a key, in bytes.
 pub(crate) const KEY_LEN_MAX: usize = 10_000;
 
-/// The longest value, in bytes.
+/// The maximum length of a value, in bytes.
 pub(crate) const VALUE_LEN_MAX: usize = 100_000;
 
-/// The largest transaction, in bytes of keys, values and conflict ranges.
+/// The maximum size of a transaction: the bytes of its keys, values and conflict ranges.
 pub(crate) const TRANSACTION_LEN_MAX: usize = 10_000_000;
 
 /// How long a transaction can read and commit.
 pub(crate) const TRANSACTION_LIFETIME: Duration = Duration::from_secs(5);
 
-/// How many watches a client can have at once.
+/// The maximum number of watches that a client can have at once.
 pub(super) const WATCHES_MAX: usize = 10_000;
 
 /// A key and its value.
@@ -40,13 +40,13 @@ pub struct KeyRange {
 }
 
 impl KeyRange {
-    /// The keys from `begin` up to but not including `end`.
+    /// Makes the range of the keys from `begin` up to but not including `end`.
     pub fn new(begin: impl Into<Bytes>, end: impl Into<Bytes>) -> Self {
         Self { begin: begin.into(), end: end.into() }
     }
 
-    /// The keys that start with `prefix`, including `prefix` itself. A prefix of only `0xff` bytes has no end, so the range reaches to the
-    /// end of the space that layers may use.
+    /// Returns the range of the keys that start with `prefix`, including `prefix` itself. If `prefix` has only `0xff` bytes, no key comes
+    /// right after the range, so it ends where the key space of layers ends.
     pub fn prefix(prefix: impl Into<Bytes>) -> Self {
         let begin = prefix.into();
         let kept = begin.iter().rposition(|&byte| byte != 0xff).map_or(0, |last| last + 1);
@@ -58,7 +58,7 @@ impl KeyRange {
         Self { begin, end: end.into() }
     }
 
-    /// The range of exactly `key`.
+    /// Returns the range that contains only `key`.
     pub fn key(key: &[u8]) -> Self {
         Self { begin: Bytes::copy_from_slice(key), end: key_after(key) }
     }
@@ -79,7 +79,7 @@ impl KeyRange {
     }
 }
 
-/// The smallest key greater than `key`.
+/// Returns the smallest key greater than `key`.
 pub(crate) fn key_after(key: &[u8]) -> Bytes {
     let mut after = Vec::with_capacity(key.len() + 1);
     after.extend_from_slice(key);
@@ -121,7 +121,7 @@ pub struct RangeRead {
 }
 
 impl RangeRead {
-    /// All of `range`, in pages of at most 10,000 rows or 1 MB.
+    /// Reads all of `range`, in pages of at most 10,000 rows or about 1 MB.
     pub fn new(range: KeyRange) -> Self {
         Self { range, limit: 10_000, target_bytes: 1_000_000, reverse: false }
     }
@@ -144,7 +144,7 @@ impl RangeRead {
         Self { reverse: true, ..self }
     }
 
-    /// What is left to read after `page`; `None` if `page` was the last one.
+    /// Returns what is left to read after `page`; `None` if `page` was the last one.
     pub(crate) fn after(mut self, page: &Page) -> Option<Self> {
         let (last, _) = page.rows.last().filter(|_| page.more)?;
         if self.reverse {
@@ -165,8 +165,8 @@ pub struct Page {
     pub more: bool,
 }
 
-/// An operation that the store applies to whatever a key holds when the transaction commits. It reads nothing and conflicts with nothing.
-/// Operations on the same key are applied in their order.
+/// An operation that the store applies to whatever a key holds when the transaction commits. The operation reads nothing and conflicts with
+/// nothing. Operations on the same key are applied in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AtomicOp {
@@ -192,7 +192,7 @@ pub enum AtomicOp {
     SetVersionstampedValue,
 }
 
-/// One write of a transaction, with everything it needs to be applied later.
+/// One write of a transaction, with everything that is needed to apply it later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Mutation {
     /// Sets `key` to `value`.
@@ -205,7 +205,7 @@ pub(crate) enum Mutation {
     Atomic(AtomicOp, Bytes, Bytes),
 }
 
-/// The bytes that a store counts for a write of `operand_len` bytes to a key of `key_len` bytes.
+/// Returns how many bytes a store counts for a write of `operand_len` bytes to a key of `key_len` bytes.
 pub(crate) fn write_len(key_len: usize, operand_len: usize) -> usize {
     /// The bytes that a store counts for a write and its conflict range in addition to the bytes of both.
     const OVERHEAD: usize = 64;
@@ -226,14 +226,14 @@ pub enum Isolation {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransactionOption {
-    /// All operations fail with `transaction_timed_out` (1031) this long after the transaction was made or reset. A commit that is under
+    /// All operations fail with `transaction_timed_out` (1031) this long after the transaction was created or reset. A commit that is under
     /// way at that time may still happen.
     Timeout(Duration),
     /// The size in bytes above which the commit fails with `transaction_too_large` (2101). At most 10 MB.
     SizeLimit(usize),
     /// How urgent the transaction is. The embedded store treats all transactions alike.
     Priority(Priority),
-    /// Keeps the ranges on which a commit failed, for [`Transaction::conflicting_ranges`](super::Transaction::conflicting_ranges).
+    /// Keeps the ranges on which a commit conflicted, for [`Transaction::conflicting_ranges`](super::Transaction::conflicting_ranges).
     ReportConflicts,
 }
 
@@ -257,26 +257,26 @@ impl Default for FolderOptions {
 /// How urgent a transaction is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Priority {
-    /// The usual priority. Setting it does not cancel another priority.
+    /// The usual priority. Setting it does not undo a priority that was set before.
     #[default]
     Default,
     /// Work that can wait: a loaded cluster throttles it first, and may not let it through at all.
     Batch,
-    /// Comes before everything else, and is never throttled. Not meant for the work of layers.
+    /// Work that comes before everything else and is never throttled. Not meant for layers.
     System,
 }
 
 /// Completes when the value of a key is no longer the one that the watching transaction saw.
 ///
-/// A watch is armed when its transaction commits. It fails with the error of the commit if that fails, with `operation_cancelled` (1101) if
-/// there never is a commit, and possibly, even as late as this, with `too_many_watches` (1032). It may fire late, or without a change, or
-/// not at all if the value changes back in between: rescan after it fires, and keep a poll as a fallback. Dropping a watch disarms it.
-/// Setting a watch is a serializable read of the key, so do not set one in a transaction that writes.
+/// A watch is armed when its transaction commits, and may even then still fail with `too_many_watches` (1032). If the commit fails, the
+/// watch fails with the same error; if there is never a commit, with `operation_cancelled` (1101). A watch may fire late, or without a
+/// change, or not at all if the value changes back in between: rescan after it fires, and keep a poll as a fallback. Dropping a watch
+/// disarms it. Setting a watch is a serializable read of the key, so do not set one in a transaction that writes.
 #[must_use = "a watch that is dropped is disarmed"]
 pub struct Watch(BoxFuture<'static, Result<()>>);
 
 impl Watch {
-    /// A watch that fires when `future` completes, or fails as it does. Backends, and code that wraps a store, make watches with it.
+    /// Makes a watch that fires when `future` succeeds, and fails with its error. Backends, and code that wraps a store, use it.
     pub fn new(future: impl Future<Output = Result<()>> + Send + 'static) -> Self {
         Self(Box::pin(future))
     }

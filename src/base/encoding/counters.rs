@@ -36,12 +36,12 @@ impl Counters {
         [self.created, self.deleted, self.updated, self.ddoc_updated]
     }
 
-    /// The counters with these lanes.
+    /// Returns the counters with these lanes.
     pub fn from_lanes([created, deleted, updated, ddoc_updated]: [u64; 4]) -> Self {
         Self { created, deleted, updated, ddoc_updated }
     }
 
-    /// The sum of all lanes.
+    /// Returns the sum of all lanes.
     pub fn total(&self) -> u64 {
         self.lanes().iter().sum()
     }
@@ -80,7 +80,7 @@ impl Tally {
         self.counters.ddoc_updated > self.with_id
     }
 
-    /// The operand of an `ADD` that adds this tally; also the stored form.
+    /// Returns the operand of an `ADD` that adds this tally; also the stored form.
     pub fn to_bytes(&self) -> [u8; COUNTERS_LEN] {
         let Counters { created, deleted, updated, ddoc_updated } = self.counters;
         let mut bytes = [0; COUNTERS_LEN];
@@ -88,7 +88,7 @@ impl Tally {
         bytes
     }
 
-    /// The operand of an `ADD` that subtracts this tally.
+    /// Returns the operand of an `ADD` that subtracts this tally.
     pub fn to_negative_bytes(&self) -> [u8; COUNTERS_LEN] {
         let mut bytes = self.to_bytes();
         let mut carry = true;
@@ -100,8 +100,8 @@ impl Tally {
         bytes
     }
 
-    /// Decodes `bytes`. Fails if the length is wrong, if the highest bit of a lane is set, which means that it is below zero, or if more
-    /// changes have an id than there are. Correct producers and folds never cause any of these.
+    /// Decodes `bytes`. Fails if the length is wrong, if the highest bit of a lane is set, which means that the lane is below zero, or if
+    /// more changes have an id than there are changes. Correct producers and folds never cause any of these.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() != COUNTERS_LEN {
             return Err(Error::corrupt(
@@ -143,7 +143,7 @@ mod tests {
         })
     }
 
-    /// FoundationDB's `ADD` on operands of equal length, as its documentation defines it.
+    /// Does what FoundationDB's `ADD` does to operands of equal length, according to its documentation.
     fn add(a: [u8; COUNTERS_LEN], b: [u8; COUNTERS_LEN]) -> [u8; COUNTERS_LEN] {
         let mut carry = 0;
         std::array::from_fn(|i| {

@@ -31,7 +31,7 @@ impl FromStr for Sequence {
             let digit = |c: u8| (c as char).to_digit(16).map(|d| d as u8);
             match (digit(pair[0]), digit(pair[1])) {
                 (Some(high), Some(low)) => *byte = high << 4 | low,
-                _ => return Err(fail("has a character that is no hexadecimal digit")),
+                _ => return Err(fail("has a character that is not a hexadecimal digit")),
             }
         }
         Ok(Self::from_array(bytes))

@@ -13,7 +13,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader of `bytes`. Errors call the value `what`.
+    /// Returns a reader of `bytes`. Errors call the value `what`.
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Self { what, rest: bytes }
     }
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         Sequence::from_bytes(self.take(Sequence::MIN.as_bytes().len())?)
     }
 
-    /// Reads a text: its length in 2 bytes, then its UTF-8.
+    /// Reads a text: its length (2 bytes), then its UTF-8 bytes.
     pub fn text(&mut self) -> Result<&'a str> {
         let len = self.u16()?;
         let bytes = self.take(len.into())?;
@@ -80,8 +80,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The operand of `SET_VERSIONSTAMPED_*`: `before`, room for the stamp, `after`, and the offset of the stamp as 4
-/// bytes, little-endian.
+/// Returns the operand of `SET_VERSIONSTAMPED_*`: `before`, room for the stamp, `after`, and the offset of the stamp as 4 bytes,
+/// little-endian.
 pub(crate) fn versionstamped(before: &[u8], after: &[u8]) -> Vec<u8> {
     let mut operand = Vec::with_capacity(before.len() + STAMP_LEN + after.len() + 4);
     operand.extend_from_slice(before);

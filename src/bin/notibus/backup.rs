@@ -27,7 +27,7 @@ pub struct CheckArgs {
     /// The folder of a store, as DIR or dir:DIR.
     #[arg(value_parser = parse_dir)]
     dir: PathBuf,
-    /// Print a JSON object, for programs.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -35,7 +35,7 @@ pub struct CheckArgs {
 /// What to copy.
 #[derive(Debug, clap::Args)]
 pub struct BackupArgs {
-    /// The folder of a store, as DIR or dir:DIR. Another process may have it open, and continue to commit.
+    /// The folder of a store, as DIR or dir:DIR. Another process may have it open, and keep committing.
     #[arg(value_parser = parse_dir)]
     dir: PathBuf,
     /// Where the copy goes: an empty or missing folder.
@@ -43,7 +43,7 @@ pub struct BackupArgs {
     to: PathBuf,
 }
 
-/// Parses the name of a folder, which other commands take as the name of a store. A folder whose own name begins with "dir:" is "./dir:…".
+/// Parses a folder, given as DIR or dir:DIR. A folder whose own name begins with "dir:" has to be given as "./dir:…".
 fn parse_dir(text: &str) -> Result<PathBuf, String> {
     match text.strip_prefix("dir:").unwrap_or(text) {
         "" => Err("it does not name a folder".to_owned()),
@@ -184,7 +184,7 @@ pub async fn import(args: ImportArgs, timeout: Duration) -> Result<(), Failure> 
         Box::new(File::open(path).map_err(|error| fail(path, &error))?)
     };
     let mut file = BufReader::new(file);
-    // If the file is not an export, no store is made for it.
+    // If the file is not an export, no store is created for it.
     let mut begin = Vec::new();
     let len = Exported::BEGIN.len() as u64;
     file.by_ref().take(len).read_to_end(&mut begin).map_err(|error| fail(path, &error))?;
@@ -192,7 +192,7 @@ pub async fn import(args: ImportArgs, timeout: Duration) -> Result<(), Failure> 
         return Err(Failure::BadInput(format!("{} is not an export", path.display())));
     }
     let db = store.open(timeout).await?;
-    // A partly imported bus cannot be opened, and the next import begins again, so nothing is removed after a failure.
+    // A partly imported bus cannot be opened, and the next import starts over, so nothing is removed after a failure.
     Bus::import(&db, prefix, &mut begin.chain(file)).await?;
     let incarnation = Bus::open_existing(&db, prefix).await?.incarnation();
     terminal::line(&format!("imported; the incarnation is {} now", incarnation.0))
@@ -210,7 +210,7 @@ const WATCH_MAX: Duration = Duration::from_mins(1);
 pub enum Incarnation {
     /// Print the incarnation. Nothing is changed.
     Show(Target),
-    /// Raise the incarnation by one, after an older state of the whole store was restored: until then nothing is folded. Nodes may be
+    /// Raise the incarnation by one, after an older state of the whole store was restored: until you do, nothing is folded. Nodes may be
     /// running; they join again. Refused if the store is not older than its rows.
     Raise {
         /// The bus.
@@ -219,8 +219,8 @@ pub enum Incarnation {
         /// The current incarnation: if it was already raised from this one, nothing is changed.
         #[arg(long)]
         from: u8,
-        /// Raise the incarnation although the store is later than all of its rows, because a copy was restored into a store with later
-        /// versions, and no node has run since: otherwise, what readers saw of the lost time would not expire. Listed nodes are watched
+        /// Raise the incarnation even though the store is later than all of its rows. Use this if a copy was restored into a store with
+        /// later versions and no node has run since: otherwise, positions from the lost time would not expire. Listed nodes are watched
         /// first, and none may be alive.
         #[arg(long)]
         force: bool,

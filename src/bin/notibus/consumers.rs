@@ -27,7 +27,7 @@ enum Command {
     List(Target),
     /// Print the state of a consumer, shard by shard, and describe what needs attention.
     Show(Of),
-    /// Create a consumer. A program that runs a consumer creates it by itself; an existing consumer is left as it is.
+    /// Create a consumer. A program that runs a consumer creates the consumer itself. An existing consumer is left as it is.
     Create {
         /// Which consumer.
         #[command(flatten)]
@@ -79,7 +79,7 @@ enum Command {
     Resume(Of),
     /// Print how far a consumer is behind in each shard.
     Lag(Of),
-    /// Show ids whose work failed, stalls or runs for long, or give up one of them.
+    /// Show ids whose work failed, is stalled or takes long, or give up on one of them.
     #[command(subcommand)]
     Deferred(Deferred),
     /// Have ids worked on again, with their newest rows: as a retry, or as a replay.
@@ -90,10 +90,10 @@ enum Command {
         /// A glob for the names of databases, or for the ids of documents, such as "tenant-7/*".
         #[arg(long, default_value = "*")]
         filter: String,
-        /// Only deferred ids: try them at once, whatever their pauses.
+        /// Only deferred ids: try them at once, without waiting for their pauses to end.
         #[arg(long)]
         deferred: bool,
-        /// Whether to ask first, if all ids are meant.
+        /// Whether to ask first, if the command is for all ids.
         #[command(flatten)]
         confirm: Confirm,
     },
@@ -102,9 +102,9 @@ enum Command {
 /// What can be done with deferred ids.
 #[derive(Debug, Subcommand)]
 enum Deferred {
-    /// Print deferred ids, with their errors, and when they are tried again.
+    /// Print deferred ids, with their errors, and when they will be tried again.
     List(Of),
-    /// Give up the work on one id: its rows up to now are skipped, later ones are worked on.
+    /// Give up on one id: its rows up to now are skipped, and later ones are worked on.
     Discard {
         /// The consumer.
         #[command(flatten)]
@@ -130,7 +130,7 @@ struct Of {
 }
 
 impl Of {
-    /// The path of `place` below the consumer.
+    /// Returns the path of `place` below the consumer.
     fn path(&self, place: &str) -> String {
         format!("/_notibus/consumers/{}{place}", encoded(&self.consumer))
     }
@@ -212,7 +212,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
             (of, "pausing the consumer", "/pause", json!({}), said)
         }
         Command::Resume(of) => {
-            let said = format!("{} goes on", of.consumer);
+            let said = format!("{} is resumed", of.consumer);
             (of, "resuming the consumer", "/resume", json!({}), said)
         }
         Command::Deferred(Deferred::Discard { of, id, confirm }) => {
@@ -259,7 +259,7 @@ async fn show(of: &Of, timeout: Duration) -> Result<(), Failure> {
     terminal::line(&format!("\nneeds attention:{}", troubles.collect::<String>()))
 }
 
-/// The cells of a table row that shows a consumer.
+/// Returns the cells of a table row that shows a consumer.
 fn consumer_cells(consumer: &Value) -> Vec<String> {
     vec![
         text(&consumer["name"]),
@@ -291,13 +291,13 @@ pub fn state(consumer: &Value) -> String {
     if found.is_empty() { "works".to_owned() } else { found.join(", ") }
 }
 
-/// The cells of a table row that shows how far a consumer is behind in a shard.
+/// Returns the cells of a table row that shows how far a consumer is behind in a shard.
 fn lag_cells(lag: &Value) -> Vec<String> {
     let more = if lag["is_exact"] == true { "" } else { "+" };
     vec![text(&lag["shard"]), format!("{}{more}", text(&lag["rows"])), duration(&lag["age_ms"])]
 }
 
-/// The cells of a table row that shows a deferred id.
+/// Returns the cells of a table row that shows a deferred id.
 fn deferred_cells(it: &Value) -> Vec<String> {
     let [id, shard, attempts] = ["id", "shard", "attempts"].map(|name| text(&it[name]));
     let error = if it["is_again"] == true && it["error"] == "" {

@@ -46,7 +46,7 @@ or \"notibus=debug\".";
 #[derive(Debug, Parser)]
 #[command(name = "notibus", version, about, after_help = AFTER_HELP)]
 struct Cli {
-    /// How long to wait for an answer from the store or the node; for `serve`, the longest time that stopping may take.
+    /// How long to wait for an answer from the store or the node; for `serve`, the maximum time that shutting down may take.
     #[arg(
         long,
         global = true,
@@ -85,7 +85,7 @@ enum Command {
     Export(backup::ExportArgs),
     /// Import the bus in a file into a store. Positions of readers stay valid.
     Import(backup::ImportArgs),
-    /// Check the folder of a store for damage, and print where it is. Nothing is changed.
+    /// Check the folder of a store for damage, and print where the damage is. Nothing is changed.
     Check(backup::CheckArgs),
     /// Copy the folder of a store, even while another process commits to it.
     Backup(backup::BackupArgs),
@@ -106,7 +106,7 @@ fn main() -> ExitCode {
     let targets = targets.unwrap_or_else(|| Targets::new().with_default(level));
     let lines = fmt::layer()
         .with_writer(std::io::stderr)
-        // Internal errors would be printed on standard error, and a line that cannot be printed there would cause a panic.
+        // The layer would print its internal errors on standard error, and panic if that failed.
         .log_internal_errors(false)
         // Programs that read the log do not expect colours.
         .with_ansi(std::io::stderr().is_terminal());
@@ -150,7 +150,7 @@ fn end(runtime: Runtime, code: u8) {
 }
 
 /// Ends the process without running exit handlers: the client library of a cluster crashes if it is torn down while its network thread
-/// runs, and it may be the stopping of that thread that hangs.
+/// runs, and stopping that thread may be what hangs.
 #[cfg(unix)]
 #[expect(unsafe_code, reason = "the standard library has no exit without handlers")]
 fn end_at_once(code: i32) -> ! {

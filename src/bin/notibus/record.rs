@@ -16,7 +16,7 @@ use crate::{
 /// How many events are recorded in one transaction.
 const EVENTS_PER_REQUEST: usize = 1_000;
 
-/// About how many bytes of lines one request records, so that it fits a transaction.
+/// About how many bytes of lines go into one request, so that it fits into a transaction.
 const LEN_PER_REQUEST: usize = 250_000;
 
 /// What to record.
@@ -91,7 +91,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     terminal::line(&text)
 }
 
-/// Adds the line of the first event to the failure of a request, because the answer counts events. `lines` are the lines of the events.
+/// Adds the first event's line number to the failure of a request, because the answer counts events. `lines` are the events' line numbers.
 fn counted(failure: Failure, lines: &[usize]) -> Failure {
     let is_counted_so = lines.iter().copied().eq(1..=lines.len());
     match (failure, lines) {

@@ -31,7 +31,7 @@ const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
 /// The default for the maximum number of rows of `_db_updates` that the dispatcher keeps in memory.
 const ROWS_KEPT_MAX: usize = 16_384;
 
-/// The number of open files reserved for the store and the process itself, which need half as many.
+/// The number of open files reserved for the store and the process itself, which is twice as many as they need.
 const FILES_RESERVED: u64 = 40;
 
 /// How to serve.
@@ -76,12 +76,12 @@ pub struct Args {
     /// The maximum value of the parameter `heartbeat`.
     #[arg(long, env = "NOTIBUS_HEARTBEAT_MAX", default_value = "60s", value_parser = humantime::parse_duration)]
     heartbeat_max: Duration,
-    /// Drop a client that has received nothing of what was sent for this long (on Linux; elsewhere a proxy has to do this).
+    /// Drop a client that has received none of the sent data for this long (on Linux; elsewhere a proxy has to do this).
     #[arg(long, env = "NOTIBUS_WRITE_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
     write_timeout: Duration,
 }
 
-/// Serves until it is interrupted.
+/// Serves until the process is interrupted.
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let credentials = credentials(args.credentials.as_ref())?;
     let is_open = credentials.is_none();
@@ -106,7 +106,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let bus = BusOptions::default().prefix(args.prefix.into_bytes());
     let dispatcher = DispatcherOptions::default().ring_rows_max(args.rows_kept_max);
     let roles = StartOptions::default().dispatcher(dispatcher).shutdown_timeout(timeout);
-    // Before anything is opened or made.
+    // Check all options before anything is opened or created.
     bus.check().and_then(|()| options.check()).and_then(|()| roles.check())?;
     let listener =
         TcpListener::bind(args.listen).await.map_err(|error| cannot_listen(args.listen, &error))?;
@@ -236,7 +236,7 @@ pub struct CredentialArgs {
     reads: Vec<String>,
 }
 
-/// Prints the line and the secret.
+/// Creates a secret, and prints its line and the secret.
 pub fn credential(args: CredentialArgs) -> Result<(), Failure> {
     let grant = Grant { roles: args.roles, reads: args.reads };
     grant.check()?;

@@ -10,7 +10,7 @@ use crate::{
     terminal::{self, Failure, Table, duration, items, text, time},
 };
 
-/// Printed for parts that the store did not answer.
+/// Printed for parts that could not be read from the store.
 const UNKNOWN: &str = "unknown";
 
 /// How to print the status.
@@ -19,15 +19,15 @@ pub struct Args {
     /// The bus.
     #[command(flatten)]
     target: Target,
-    /// Print the status again each time this long has passed, until interrupted.
+    /// Print the status again at this interval, until interrupted.
     #[arg(long, num_args = 0..=1, default_missing_value = "2s", value_parser = parse_pause)]
     watch: Option<Duration>,
 }
 
-/// Parses a pause, which must not be zero: the screen would be printed as fast as the store answers.
+/// Parses a pause. It must not be zero, or the screen would be printed as fast as the store answers.
 fn parse_pause(text: &str) -> Result<Duration, String> {
     let pause = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    if pause.is_zero() { Err("a pause of zero would never end".to_owned()) } else { Ok(pause) }
+    if pause.is_zero() { Err("the pause must not be zero".to_owned()) } else { Ok(pause) }
 }
 
 /// Prints the status.
@@ -128,7 +128,7 @@ fn leases(node: &Value) -> String {
     leases.map(|(pool, held)| format!("{pool} {held}")).collect::<Vec<_>>().join(", ")
 }
 
-/// The number of elements in an array.
+/// Returns the number of elements in an array.
 fn count(value: &Value) -> usize {
     items(value).len()
 }
@@ -167,7 +167,7 @@ pub struct NodesArgs {
     /// Where the bus is.
     #[command(flatten)]
     target: Target,
-    /// How long to watch for heartbeats: longer than the longest expiry of a node (5 s by default), to find all dead nodes.
+    /// How long to watch for heartbeats. To find all dead nodes, watch for longer than any node's expiry (5 s by default).
     #[arg(long, env = "NOTIBUS_WATCH", default_value = "6s", value_parser = humantime::parse_duration)]
     watch: Duration,
 }
@@ -177,11 +177,11 @@ pub async fn nodes(args: NodesArgs, timeout: Duration) -> Result<(), Failure> {
     let opened = args.target.open(Intent::Reads, timeout).await?;
     let list = async || opened.list("/_notibus/nodes?", "nodes").await;
     let mut seen = list().await?;
-    // A folder shows one moment, with the nodes of the process that last opened it, which may have ended: opening it removed all others.
+    // A folder shows one moment: the nodes of the process that last opened it, which removed all others and may have ended.
     let is_moment = args.target.is_folder()?;
     if !is_moment && !seen.is_empty() {
         tokio::time::sleep(args.watch).await;
-        // The node or routes that answer have compared the two moments.
+        // The node, or the routes in this process, compared the heartbeats of the two requests.
         seen = list().await?;
     }
     let header = ["NODE", "LIFE", "ROLES", "LEASES", "JOINED"];
@@ -199,7 +199,7 @@ fn node_cells(node: &Value, is_moment: bool) -> Vec<String> {
     let life = match node["is_silent"].as_bool() {
         _ if is_moment => "of the last opening".to_owned(),
         Some(true) => format!("silent for {silent}"),
-        _ => format!("alive, heard of {silent} ago"),
+        _ => format!("alive, heard from {silent} ago"),
     };
     let roles: Vec<_> = items(&node["roles"]).iter().map(text).collect();
     let roles = if roles.is_empty() { "-".to_owned() } else { roles.join(",") };
@@ -252,7 +252,7 @@ mod tests {
             let node = json!({ "id": "0f", "silent_ms": silent_ms, "is_silent": is_silent, "roles": [], "leases": {} });
             node_cells(&node, is_moment)[1].clone()
         };
-        assert_eq!(life(1_234, false, false), "alive, heard of 1s ago");
+        assert_eq!(life(1_234, false, false), "alive, heard from 1s ago");
         assert_eq!(life(6_100, true, false), "silent for 6s");
         assert_eq!(life(0, false, true), "of the last opening");
     }

@@ -26,7 +26,7 @@ pub enum StoreAddress {
 }
 
 impl StoreAddress {
-    /// Opens the store to write to it. A cluster has to answer within `timeout`; a folder is read for as long as it takes.
+    /// Opens the store for writing. A cluster has to answer within `timeout`; reading a folder may take as long as it needs.
     pub async fn open(&self, timeout: Duration) -> Result<Store> {
         let db = match self {
             Self::Memory => Store::memory(),
@@ -62,11 +62,11 @@ pub struct At {
     pub prefix: String,
 }
 
-/// The store that this process opened to write to it.
+/// The store that this process opened for writing.
 static OPENED: Mutex<Option<Store>> = Mutex::new(None);
 
-/// Returns `failure`, or that the store takes no more writes if that is the cause: the error of the commit that hit the failing disk only
-/// says that the commit may have happened.
+/// Returns `failure`, or says that the store takes no more writes if that is the cause. The error from the commit that hit the failing disk
+/// says only that the commit may have happened.
 pub fn explained(failure: Failure) -> Failure {
     let Some(error) = OPENED.lock().as_ref().and_then(Store::failure) else { return failure };
     let reason = format!(
@@ -86,8 +86,8 @@ pub fn close() {
 }
 
 impl StoreAddress {
-    /// Opens the store for reading. A folder needs only read permission. If another process has it open, the rows may be out of date: a
-    /// notice says so. With `instead` this fails, and says what can be done instead.
+    /// Opens the store for reading. A folder needs only read permission. If another process has it open, the rows may be out of date, and a
+    /// notice says so; with `instead` this fails, and says what can be done instead.
     pub async fn open_to_read(&self, timeout: Duration, instead: Option<&str>) -> Result<Store, Failure> {
         self.check_exists()?;
         let Self::Dir(path) = self else { return Ok(self.open(timeout).await?) };

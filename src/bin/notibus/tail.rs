@@ -10,7 +10,7 @@ use crate::{
     terminal::{self, Failure, items, text, time},
 };
 
-/// The longest time that a request waits for a row: less than a command waits for an answer.
+/// The maximum time that a request waits for a row. It is less than a command waits for an answer.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How to print a feed.
@@ -19,7 +19,7 @@ pub struct Args {
     /// Where the bus is.
     #[command(flatten)]
     target: Target,
-    /// Print rows after this: a sequence of 26 hexadecimal digits, "0" for all, or "now".
+    /// Print the rows after this position: a sequence of 26 hexadecimal digits, "0" for all, or "now".
     #[arg(long, default_value = "0")]
     since: String,
     /// Continue with future rows, until interrupted. This only reads: events appear once a notifier has folded them.

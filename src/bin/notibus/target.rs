@@ -28,8 +28,8 @@ use crate::{
     terminal::{Failure, within},
 };
 
-/// The environment variable with a secret, or a name and its secret, for `--url`. It is not an option, because every user of the machine
-/// can see a command line.
+/// The environment variable with a secret, or a name and its secret, for `--url`. This is not an option of the command, because every user
+/// of the machine can see command lines.
 const VARIABLE: &str = "NOTIBUS_AUTH";
 
 /// The header that identifies repeated requests.
@@ -136,7 +136,7 @@ impl Target {
         };
         let db = match intent {
             Intent::Writes => {
-                // Opening a folder would create a store.
+                // Opening a folder without a store would create one.
                 store.check_exists()?;
                 store.open(timeout).await?
             }
@@ -161,12 +161,12 @@ impl Opened {
         matches!(self.endpoint, Endpoint::Node(_))
     }
 
-    /// Gets what is at `path`.
+    /// Requests `path`, and returns the answer.
     pub async fn get(&self, path: &str) -> Result<Value, Failure> {
         self.ask("reading", Request::get(path), Body::empty()).await
     }
 
-    /// Posts `body` to `path`, and returns the answer. `what` names the work: a failure without an answer says that it may have happened.
+    /// Posts `body` to `path`, and returns the answer. `what` names the work: without an answer, the failure says it may have happened.
     pub async fn post(&self, what: &str, path: &str, body: &Value) -> Result<Value, Failure> {
         self.ask(&maybe_done(what), Request::post(path), body.to_string().into()).await
     }
@@ -227,7 +227,7 @@ impl Opened {
 }
 
 impl Url {
-    /// Sends a request to the node, on a connection that ends with the answer. A failure after which `what` may have been done names it.
+    /// Sends a request to the node, on a connection that ends with the answer. A failure to get an answer names `what`.
     async fn ask(&self, what: &str, mut request: Request<Body>) -> Result<Response<Body>, Failure> {
         let Self(host) = self;
         let headers = request.headers_mut();
@@ -260,12 +260,12 @@ impl Url {
     }
 }
 
-/// Names the work `what` in a failure if no answer has come.
+/// Returns the name of the work `what` for a failure without an answer, after which the work may have happened.
 pub fn maybe_done(what: &str) -> String {
     format!("{what}, which may have happened")
 }
 
-/// Encodes `text` as a segment of a path or the value of a parameter; even dots, because the segments `.` and `..` have a meaning.
+/// Encodes `text` as a segment of a path or the value of a parameter; even dots, because the segments `.` and `..` have a special meaning.
 pub fn encoded(text: &str) -> String {
     let encoded: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
     encoded.replace('+', "%20").replace('.', "%2E")

@@ -62,10 +62,10 @@ impl Failure {
         }
     }
 
-    /// Returns the failure of `what` if it took longer than `timeout`.
+    /// Returns the failure for work `what` that took longer than `timeout`.
     pub fn gave_up(what: &str, timeout: Duration) -> Self {
         Self::Failed(format!(
-            "gave up {what}, after {}. Check that the store answers (a cluster: `fdbcli --exec status`); --timeout allows more",
+            "gave up {what}, after {}. Check that the store answers (a cluster: `fdbcli --exec status`); --timeout sets a longer limit",
             humantime::format_duration(timeout)
         ))
     }
@@ -148,7 +148,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Makes a table with this header.
+    /// Creates a table with this header.
     pub fn new(header: &[&str]) -> Self {
         Self { lines: vec![header.iter().map(|&name| name.to_owned()).collect()] }
     }

@@ -22,7 +22,7 @@ pub enum Command {
         #[arg(long)]
         rows: bool,
     },
-    /// Change the number of shards, and print the new entry. Old rows stay; new rows go to the new shards.
+    /// Change the number of shards, and print the new entry. Old rows stay where they are; new rows go to the new shards.
     Reshard {
         /// The feed.
         #[command(flatten)]
@@ -30,7 +30,7 @@ pub enum Command {
         /// The number of shards, 1 to 1,000.
         #[arg(long)]
         shards: u32,
-        /// The scheme that routes ids to the shards: "id", "partition-key", or the number of a scheme. Default: as before.
+        /// The scheme that routes ids to the shards: "id", "partition-key", or the number of a scheme. Default: the current scheme.
         #[arg(long, value_parser = parse_scheme)]
         scheme: Option<SchemeId>,
     },
@@ -93,7 +93,7 @@ pub async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
     terminal::print(target.json, items(&entries), header, cells, "no entry")
 }
 
-/// Formats ids in order, as ranges from the first to the last of each run.
+/// Formats sorted ids as ranges, one for each run of consecutive ids.
 fn ranges(shards: &[u64]) -> String {
     let runs = shards.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [only] => only.to_string(),

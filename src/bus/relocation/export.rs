@@ -27,8 +27,8 @@ use crate::{
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExportOptions {
-    /// Whether to export while nodes and producers are running. The export still has the state of one moment, or fails; later writes are
-    /// not in it. Default: no.
+    /// Whether to export while nodes and producers are running. Even then the export has the state of one moment, or fails. Later writes
+    /// are not in it. Default: no.
     pub while_running: bool,
 }
 
@@ -45,9 +45,9 @@ pub struct Exported {
 }
 
 impl Exported {
-    /// What an export begins with.
+    /// The bytes at the beginning of an export.
     pub const BEGIN: &[u8] = b"notibus export\n";
-    /// What an export leaves out.
+    /// The kinds of data that an export leaves out.
     pub const LEFT_OUT: [&'static str; 4] = [
         "nodes, roles and leases",
         "doorbells, fold marks and pulses",
@@ -71,18 +71,18 @@ struct Source {
     range: KeyRange,
     /// The prefix of the stored keys, which is left out.
     prefix: Bytes,
-    /// The prefix of the exported keys, in place of `prefix`.
+    /// The prefix that the exported keys have instead of `prefix`.
     instead: Vec<u8>,
 }
 
-/// The rows of the bus. They are exported without the prefix of the bus in their keys.
+/// Returns the sources of the bus's rows, which are exported without the prefix of the bus in their keys.
 fn sources(keys: &Keys) -> Vec<Source> {
     let prefix = Bytes::copy_from_slice(keys.prefix());
     let own = |(what, range)| Source { what, range, prefix: prefix.clone(), instead: Vec::new() };
     keys.relocated().map(own).collect()
 }
 
-/// The legacy range that `row` names, if it is a topology entry that names one. An entry that cannot be decoded is moved as it is.
+/// Returns the legacy range that `row` names, if it is a topology entry that names one. An entry that cannot be decoded is moved as it is.
 fn legacy(keys: &Keys, row: &Row) -> Option<Source> {
     if !keys.all_topologies().contains(&row.0) {
         return None;
@@ -108,7 +108,7 @@ fn moved(keys: &Keys, source: &Source, row: &Row) -> (Vec<u8>, Bytes) {
 }
 
 /// Passes all rows of `sources`, and of the legacy ranges that they name, to `sink`, in order and in their exported form. Returns whether
-/// all were read at one version, and the last version.
+/// all rows were read at one version, and the last version.
 async fn scan(
     context: &Context,
     sources: Vec<Source>,

@@ -1,8 +1,8 @@
 //! Imports an export into a store.
 //!
 //! From the first transaction to the last, a mark with a token under the prefix says that an import is under way: no bus can be opened
-//! there meanwhile, and of two imports only the later one continues. A failed import removes everything that it has written. If its process
-//! dies, the next import removes the mark and what was written, and begins again.
+//! there meanwhile, and of two imports only the later one continues. A failed import removes everything that it wrote. If its process dies,
+//! the next import removes the mark and the rows, and begins again.
 
 use std::io::Read;
 
@@ -32,7 +32,7 @@ pub(crate) async fn check_no_import(tx: &Transaction, keys: &Keys) -> Result<()>
     }
 }
 
-/// Imports an export into `db`, and raises the incarnation. See [`Bus::import`](crate::Bus::import).
+/// Imports an export into `store`, and raises the incarnation. See [`Bus::import`](crate::Bus::import).
 pub(crate) async fn import(store: &Store, keys: &Keys, input: &mut impl Read) -> Result<()> {
     let mut input = Hashed::new(input);
     let config = header(&mut input)?;
@@ -41,7 +41,7 @@ pub(crate) async fn import(store: &Store, keys: &Keys, input: &mut impl Read) ->
     if imported.is_err()
         && let Err(error) = import.forget().await
     {
-        tracing::warn!(%error, "could not remove what a failed import has written; the next import will remove it");
+        tracing::warn!(%error, "could not remove what a failed import wrote; the next import will remove it");
     }
     imported
 }
@@ -72,10 +72,10 @@ struct Import<'a> {
 }
 
 impl<'a> Import<'a> {
-    /// Begins an import. Fails unless the prefix is free; removes what an unfinished import left.
+    /// Begins an import. Fails unless the prefix is free; removes what an unfinished import left behind.
     async fn begin(store: &'a Store, keys: &'a Keys) -> Result<Self> {
         let import = Self { store, keys, token: NodeId::random(store.env()).0 };
-        // Without a bus there should be no nodes. Living ones would mistake the imported bus for their own.
+        // Without a bus there should be no nodes. Any living ones would mistake the imported bus for their own.
         let silence = Silence::of_bus(store, keys).await?;
         store
             .run(async |tx| {
@@ -128,7 +128,7 @@ impl<'a> Import<'a> {
             return Err(Error::invalid("export", "it is damaged: its hash or its number of rows differs"));
         }
         if input.take(1).is_ok() {
-            return Err(Error::invalid("export", "it is damaged: there is something behind its end"));
+            return Err(Error::invalid("export", "it is damaged: there is something after its end"));
         }
         self.finish(config, end).await
     }
@@ -176,7 +176,7 @@ impl<'a> Import<'a> {
         exactly_once(self.store, self.keys, None, finish).await.map(|_| ())
     }
 
-    /// Removes what was written, unless another import has begun under the prefix, or the data has become a bus.
+    /// Removes what was written, unless another import has begun under the prefix, or the data has already become a bus.
     async fn forget(&self) -> Result<()> {
         let forget = async |tx: Transaction| {
             if self.is_mine(&tx).await? {

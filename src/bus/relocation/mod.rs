@@ -1,12 +1,12 @@
 //! Moves a bus to another store: writes all its data as a stream of bytes, and reads it back.
 //!
-//! Versionstamps start over in another store, so the incarnation is raised by one: what is written there sorts after everything that was
-//! written before, and the positions of readers stay valid (CouchDB RFC 003). Data of running processes (doorbells, fold marks, nodes,
-//! leases) is not moved, nor are stamps that have no meaning elsewhere (pulses, versions).
+//! Versionstamps start over in another store, so the incarnation is raised by one: everything written there sorts after everything written
+//! before, and the positions of readers stay valid (CouchDB RFC 003). Data of running processes (doorbells, fold marks, nodes, leases) is
+//! not moved, nor are stamps that mean nothing elsewhere (pulses, versions).
 //!
 //! # Fences
 //!
-//! A move must not happen while processes work with the bus. Fences prevent what they can:
+//! A move must not happen while processes work with the bus. Fences prevent this as far as they can:
 //!
 //! - An import writes a mark that makes [`Bus::open`](crate::Bus::open) fail until the import has ended. The import fails if there is a bus
 //!   under the prefix, even one that appears meanwhile.
@@ -25,7 +25,7 @@
 //! | 1 | a key after the prefix of the bus, and its value |
 //! | 0 | the number of records (8 bytes), the last sequence that the export could see (13), and the XXH3 hash (8) of all bytes before the hash |
 //!
-//! The rows of a legacy range, which are elsewhere, are exported as rows of shard 0, because that is how readers see them.
+//! The rows of a legacy range, which are stored elsewhere, are exported as rows of shard 0, because that is how readers see them.
 //!
 //! Keys and values are preceded by their lengths, 4 bytes each; all numbers are big-endian.
 

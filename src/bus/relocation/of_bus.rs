@@ -1,4 +1,4 @@
-//! The methods of a [`Bus`] that move it; and the raise of the incarnation, after the whole store was restored from a copy.
+//! The methods of a [`Bus`] that move it, and the one that raises the incarnation after the whole store was restored from a copy.
 
 use std::io::{Read, Write};
 
@@ -22,11 +22,11 @@ use crate::{
 
 impl Bus {
     /// Writes all data of the bus to `out`, for [`Bus::import`] into another store, and returns a summary. Blocks the thread whenever `out`
-    /// does.
+    /// blocks.
     ///
     /// Stop producers and roles first, and do not write to this bus afterwards. To find out whether a node is alive, the export watches the
-    /// heartbeats for as long as they may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)); it also notices a producer that
-    /// writes meanwhile. With [`ExportOptions::while_running`] it exports while they are running.
+    /// heartbeats for as long as they may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)). It also notices a producer that
+    /// writes meanwhile. With [`ExportOptions::while_running`], roles and producers may keep running.
     ///
     /// Fails with [`Error::BusInUse`] if nodes are alive, with [`Error::Invalid`] if it notices a write meanwhile, and with [`Error::Io`]
     /// if `out` fails.
@@ -34,11 +34,11 @@ impl Bus {
         export(&self.context, out, options).await
     }
 
-    /// Imports the output of [`Bus::export`] into `db`, under `prefix`, and raises the incarnation by one: positions of readers stay valid,
-    /// and sort before everything that is written from now on. Open the bus with the same hashing schemes.
+    /// Imports the output of [`Bus::export`] into `store`, under `prefix`, and raises the incarnation by one: positions of readers stay
+    /// valid, and sort before everything that is written from now on. Open the bus with the same hashing schemes.
     ///
-    /// Until the import has ended, opening a bus there fails with [`Error::ImportUnderWay`]. A failed import removes what it has written.
-    /// If its process dies or the future is dropped, the next import removes that, and begins again.
+    /// Until the import has ended, opening a bus there fails with [`Error::ImportUnderWay`]. A failed import removes what it wrote. If its
+    /// process dies or the future is dropped, the next import does so before it begins.
     ///
     /// Fails with [`Error::Invalid`] if there is data under the prefix, or the export is damaged, with [`Error::BusInUse`] if nodes are
     /// alive under the prefix, and with [`Error::Io`] if `input` fails or ends too early.
@@ -62,8 +62,8 @@ impl Bus {
     /// their next heartbeat that they have to open the bus again. Producers and writers of documents have no lease: stop them.
     ///
     /// Fails with [`Error::Invalid`] if the incarnation is neither `from` nor the one after it. It also fails if the store is later than
-    /// all of its rows, unless `force` is set, which is for a copy that was restored into a store with later versions. With `force` it
-    /// watches the heartbeats of listed nodes for as long as they may pause, and fails with [`Error::BusInUse`] if one is alive.
+    /// all of its rows, unless `force` is set, which is meant for a copy that was restored into a store with later versions. With `force`
+    /// it watches the heartbeats of listed nodes for as long as they may pause, and fails with [`Error::BusInUse`] if one is alive.
     pub async fn raise_incarnation(
         store: &Store,
         prefix: &[u8],
@@ -83,8 +83,8 @@ async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
 /// Raises the incarnation of the bus under `keys`. See [`Bus::raise_incarnation`](crate::Bus::raise_incarnation).
 ///
 /// The same transaction removes nodes, leases and fold marks. So a process that is alive, or was only paused, no longer has a lease: none
-/// of its folds, batches or passes commits, and its heartbeat finds that the bus is gone. What readers saw after the last sequence of the
-/// old incarnation was not restored. A folder knows how far the copy went, so readers that had read to the end of the copy stay valid.
+/// of its folds, batches or passes commits, and its heartbeat finds that the bus is gone. Rows that readers saw after the last sequence of
+/// the old incarnation were not restored. A folder knows how far the copy went, so readers that had read to the end of the copy stay valid.
 async fn raise(store: &Store, keys: &Keys, from: Incarnation, force: bool) -> Result<Incarnation> {
     let history = History { store, keys, incarnation: from };
     // On a store that is older than its rows, living nodes do nothing. On any other they work, unless opening the store has kept them out.
@@ -125,8 +125,8 @@ async fn raise(store: &Store, keys: &Keys, from: Incarnation, force: bool) -> Re
         forget_nodes(&tx, keys).await?;
         tx.clear_range(&keys.all_leases());
         tx.clear_range(&keys.all_fold_marks());
-        // Results stay: a run with their key that begins from now on finds them. For a run that began before and finds none, the versions
-        // of the old cluster say nothing.
+        // Results stay: a run with their key that begins from now on finds them. If a run that began earlier finds none, its read version
+        // is of the old cluster, and proves nothing.
         tx.set(&keys.runs_swept(), &tx.read_version().await?.to_be_bytes());
         tx.set(&keys.config(), &raised.to_bytes());
         Ok(raised.incarnation)

@@ -36,8 +36,8 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathSeg
     }
 }
 
-/// Makes a router from these routes. Each comes with the methods that it allows, in the form of the `Allow` header. All paths begin with
-/// `start`, and each also works with a slash at its end, which CouchDB ignores.
+/// Creates a router from these routes. Each comes with the methods that it allows, in the form of the `Allow` header. All paths begin with
+/// `start`, and each also works with a trailing slash, which CouchDB ignores.
 pub(super) fn routes<S: Clone + Send + Sync + 'static, const N: usize>(
     start: &str,
     routes: [(&str, &'static str, MethodRouter<S>); N],
@@ -49,7 +49,7 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static, const N: usize>(
     })
 }
 
-/// Makes an answer with this object.
+/// Creates an answer with `object` as its JSON body.
 pub(super) fn json(status: StatusCode, object: &impl Serialize) -> Response {
     let mut body = serde_json::to_vec(object).expect("an answer can be written as JSON");
     body.push(b'\n');
@@ -98,13 +98,13 @@ pub(super) fn check_page(parts: &Parts) -> Result<(), Failure> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     status: StatusCode,
-    /// A word for programs.
+    /// A machine-readable word for the kind of error.
     error: &'static str,
     /// What is wrong, and what would be right.
     reason: Cow<'static, str>,
     /// The allowed methods, if the method was wrong.
     allow: Option<&'static str>,
-    /// After how many seconds the client should try again, if known.
+    /// How many seconds the client should wait before it tries again, if known.
     retry_after: Option<u64>,
     /// The horizon of the feed, if the client asked for older rows.
     horizon: Option<Sequence>,
@@ -112,12 +112,12 @@ pub struct Failure {
     secret: Option<String>,
 }
 
-/// An extension of an answer: details about it for the log.
+/// An extension of an answer that holds details for the log.
 #[derive(Debug, Clone)]
 pub(super) struct Secret(pub String);
 
 impl Failure {
-    /// Makes an answer with this status; `error` is a word for programs, and `reason` a human-readable sentence.
+    /// Creates an answer with this status; `error` is a machine-readable word, and `reason` a human-readable sentence.
     pub fn new(status: StatusCode, error: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
         Self {
             status,
@@ -165,8 +165,8 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// Errors that the client can correct get a status of 400 to 499. All others are logged, and get 503 if trying again can help, or else
-    /// 500.
+    /// Errors that the client can correct get a status of 400 to 499. All others are logged, and get 503 if trying again can help,
+    /// otherwise 500.
     fn from(error: Error) -> Self {
         match error {
             Error::Expired { horizon } => {

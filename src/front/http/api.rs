@@ -30,7 +30,7 @@ use crate::{
     state::{keys::Role, notification_feed::NotificationFeed},
 };
 
-/// The longest wait for the store before an answer begins, so that every client gets an answer within a minute, whatever the store does.
+/// The maximum wait for the store before an answer begins, so that every client gets an answer within a minute, whatever the store does.
 const ANSWER_MAX: Duration = Duration::from_secs(50);
 
 /// How many feeds may read the store at once; also how many may request documents or leaves (`include_docs`, `style=all_docs`) from the
@@ -45,7 +45,7 @@ pub struct Api {
     pub(super) inner: Arc<Inner>,
 }
 
-/// The state as a parameter of routes that need nothing else.
+/// The parameter of routes that need only the shared state.
 pub(super) type Shared = State<Arc<Inner>>;
 
 /// The state that all routes share.
@@ -97,9 +97,9 @@ impl EndsWithBus for Inner {
 }
 
 impl Api {
-    /// Makes the routers' shared state for `bus`. Live feeds are subscribers of `dispatcher` and end with it. The length of the
-    /// dispatcher's ring ([`DispatcherOptions::ring_rows_max`](crate::DispatcherOptions::ring_rows_max)) limits how far behind a feed may
-    /// be without having to read the store.
+    /// Creates the routers' shared state for `bus`. Live feeds are subscribers of `dispatcher` and end with it. The length of the
+    /// dispatcher's ring ([`DispatcherOptions::ring_rows_max`](crate::DispatcherOptions::ring_rows_max)) limits how far a feed may fall
+    /// behind before it has to read the store.
     ///
     /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is outside its limits.
     pub fn start(bus: &Bus, dispatcher: &Dispatcher, options: ApiOptions) -> Result<Self> {
@@ -149,10 +149,10 @@ impl Api {
         self.admitting(router, Permission::Known)
     }
 
-    /// Adds a layer to `router` that inflates compressed bodies (`Content-Encoding: gzip`). IBM's clients compress all bodies. A body has
-    /// at most [`ApiOptions::body_len_max`](super::ApiOptions::body_len_max) bytes, before and after inflating.
+    /// Adds a layer to `router` that inflates compressed bodies (`Content-Encoding: gzip`). IBM's clients compress all bodies. A body may
+    /// have at most [`ApiOptions::body_len_max`](super::ApiOptions::body_len_max) bytes, before and after inflating.
     ///
-    /// The routers of the library inflate bodies by themselves. Use this for the other routes of a layer.
+    /// The routers of the library inflate bodies themselves. Use this for a layer's own routes.
     pub fn inflated(&self, router: Router) -> Router {
         let unpack = async |State(inner): Shared, request: Request, next: Next| -> Response {
             if !request.headers().contains_key(header::CONTENT_ENCODING) {
@@ -197,7 +197,7 @@ impl std::fmt::Debug for Api {
     }
 }
 
-/// Passes a request on if its caller has the permission and the bus still exists. If it does not, the answer would come from another bus.
+/// Passes a request on if its caller has the permission and the bus still exists. Without that check, another bus might answer.
 async fn admit(
     State((inner, permission)): State<(Arc<Inner>, Permission)>,
     request: Request,
@@ -273,7 +273,7 @@ async fn count(State(inner): Shared, request: Request, next: Next) -> Response {
 }
 
 impl NodeHandle {
-    /// Makes the routers' shared state for the bus. When the roles shut down, the feeds end first.
+    /// Creates the routers' shared state for the bus. When the roles shut down, the feeds end first.
     ///
     /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is outside its limits.
     pub fn api(&self, options: ApiOptions) -> Result<Api> {

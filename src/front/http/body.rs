@@ -1,4 +1,4 @@
-//! Reads the bodies of requests, limits their length and time, and inflates compressed ones.
+//! Reads the bodies of requests, limits their length and how long they may take, and inflates compressed ones.
 //!
 //! The length limit also applies after inflating, so that a small body cannot become a large one. All bodies together are limited as well:
 //! a client may stop in the middle of a body, and the server then holds the part that it has received until the time limit. Bodies that
@@ -31,17 +31,17 @@ const ANONYMOUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of bodies that are inflated concurrently, each on its own thread: a large one keeps a core busy for a while.
 const INFLATED_AT_ONCE_MAX: usize = 2;
 
-/// How many bytes of room one permit is for.
+/// How many bytes of room one permit stands for.
 const UNIT: usize = 1 << 10;
 
-/// The memory that bodies may take.
+/// The memory that request bodies may take.
 #[derive(Debug)]
 pub(super) struct Bodies {
     env: Env,
     /// The maximum size of a body, before and after inflating, in bytes.
     len_max: usize,
     room: Arc<Semaphore>,
-    /// The room for what feeds keep of their bodies. It is separate, so that lasting feeds do not hold up other requests.
+    /// The room for the parts of bodies that feeds keep. It is separate, so that lasting feeds do not hold up other requests.
     kept: Arc<Semaphore>,
     /// One permit for each body of an unauthenticated caller.
     anonymous: Semaphore,
@@ -105,7 +105,7 @@ impl Bodies {
         let mut room = take(&self.room, declared.unwrap_or_default() as usize)?;
         let bytes = self
             .read(body, len_max, BODY_TIMEOUT, |len| {
-                // A body without a declared length is moved as it grows.
+                // A body without a declared length is reallocated as it grows.
                 let grows = if declared.is_none() { 3 * len } else { 0 };
                 room.merge(take(&self.room, grows)?);
                 Ok(())
@@ -125,7 +125,7 @@ impl Bodies {
     }
 
     /// Reads and inflates a body that anybody may send, such as a log-in. It fails as [`Bodies::receive`] does, but uses none of the room
-    /// for other bodies: strangers who begin to send and stop could fill that.
+    /// for other bodies: strangers who start to send a body and then stall could fill that room.
     pub async fn receive_anonymous(&self, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, Failure> {
         let is_packed = is_packed(headers)?;
         let _turn = self.anonymous.try_acquire().map_err(|_| full())?;

@@ -1,4 +1,4 @@
-//! [`Caller`] is who sent a request. [`Grant`] says what a caller may do, and [`OpenFeeds`] counts the lasting feeds of each caller.
+//! [`Caller`] is the sender of a request. [`Grant`] says what a caller may do, and [`OpenFeeds`] counts the lasting feeds of each caller.
 //!
 //! Roles are words, as in CouchDB. The server's own roles begin with an underscore; only a layer knows the meaning of the others.
 
@@ -27,7 +27,7 @@ use crate::base::{
 pub(super) enum Permission {
     /// The caller must be known. The route itself decides what the caller may see.
     Known,
-    /// The caller may read which databases exist, and what happens to them.
+    /// The caller may see which databases exist, and what happens to them.
     Updates,
     /// The caller may record events.
     Record,
@@ -38,7 +38,7 @@ pub(super) enum Permission {
 }
 
 impl Permission {
-    /// Returns the role that grants this permission. `None` if only admins, or all callers, have it.
+    /// Returns the role that grants this permission, or `None` if only admins, or all callers, have it.
     fn role(self) -> Option<&'static str> {
         match self {
             Self::Known | Self::Admin => None,
@@ -66,7 +66,7 @@ const ROLES: [&str; 4] = [ADMIN, "_db_updates", "_events", "_metrics"];
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// The roles: `_admin` may do everything; `_db_updates` may read which databases exist and what happens to them; `_events` may record
+    /// The roles: `_admin` may do everything; `_db_updates` may see which databases exist and what happens to them; `_events` may record
     /// events; `_metrics` may see the state of the node and the bus. A layer may have roles of its own.
     pub roles: Vec<String>,
     /// The databases whose changes the caller may read, unless a layer decides otherwise: names, or prefixes of names followed by `*`.
@@ -90,7 +90,7 @@ impl Grant {
         }
         for role in &self.roles {
             if role.starts_with('_') && !ROLES.contains(&role.as_str()) {
-                return bad(role, &format!("is none of the roles {}", ROLES.join(", ")));
+                return bad(role, &format!("is not one of the roles {}", ROLES.join(", ")));
             }
         }
         match self.reads.iter().find(|name| name.strip_suffix('*').unwrap_or(name).contains('*')) {
@@ -140,17 +140,17 @@ impl FromStr for Grant {
     }
 }
 
-/// Who sent a request. Each admitted request has the caller among its extensions.
+/// The sender of a request. Each admitted request has its caller among its extensions.
 #[derive(Debug, Clone)]
 pub struct Caller {
     name: Arc<str>,
     grant: Arc<Grant>,
-    /// Closed once the caller is no longer known.
+    /// A channel that is closed once the caller is no longer known.
     valid: Option<watch::Receiver<()>>,
 }
 
 impl Caller {
-    /// Makes a caller with this grant and this name, which is empty if the caller has none.
+    /// Creates a caller with this name and this grant. The name is empty if the caller has none.
     pub fn new(name: impl Into<Arc<str>>, grant: impl Into<Arc<Grant>>) -> Self {
         Self { name: name.into(), grant: grant.into(), valid: None }
     }
@@ -220,7 +220,7 @@ impl Caller {
 #[derive(Debug, Default)]
 pub(super) struct OpenFeeds(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
 
-/// A feed's place among the lasting feeds of its caller. Dropping it gives the place back.
+/// A feed's place among the lasting feeds of its caller. Dropping the permit frees the place.
 #[derive(Debug)]
 pub(super) struct FeedPermit(Arc<AtomicUsize>);
 

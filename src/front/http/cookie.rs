@@ -1,9 +1,9 @@
 //! [`Sessions`] signs and verifies the cookies of `/_session`.
 //!
 //! A cookie contains the name of its user, when it expires, and when its session ends. `GET /_session` renews it: the new cookie is valid
-//! for longer, but never beyond the end, which only a log-in sets. So a stolen cookie works for a few hours at most. It is signed with a
-//! key of the process, or with a key of the configuration, so that several nodes accept each other's cookies. The signature also covers the
-//! digest of the secret, so a new secret ends the sessions of the old one. The server stores nothing, so it cannot end a single session.
+//! for longer, but never beyond the end, which only a log-in sets. So a stolen cookie works for a few hours at most. Cookies are signed
+//! with a key of the process, or with one that several nodes share through their configuration. The signature also covers the digest of the
+//! secret, so a new secret ends the sessions of the old one. The server stores nothing, so it cannot end a single session.
 
 use std::time::{Duration, SystemTime};
 
@@ -84,7 +84,7 @@ impl Sessions {
 }
 
 impl NewCookie {
-    /// Makes the header that sets the cookie. If the request came over TLS, browsers send the cookie only over TLS.
+    /// Creates the header that sets the cookie. If the request came over TLS, browsers send the cookie only over TLS.
     pub fn header(&self, request: &HeaderMap) -> HeaderValue {
         let Self { value, age } = self;
         let is_https = |proto: &HeaderValue| proto.as_bytes().eq_ignore_ascii_case(b"https");

@@ -5,7 +5,7 @@
 //!
 //! # Invariants
 //!
-//! 1. One function ([`Table::find`]) decides about all secrets. It compares with every line in constant time, and looks at the name only
+//! 1. One function ([`Table::find`]) checks all secrets. It compares a secret with every line in constant time, and looks at the name only
 //!    after a line has matched. So the timing reveals neither which names exist nor which line matched.
 //! 2. No two lines have the same name or the same secret. So a secret belongs to one name, and removing a line leaves nothing behind.
 
@@ -36,7 +36,7 @@ const DIGEST: &str = "sha256:";
 /// The interval at which a credentials file is read.
 const REREAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where systemd puts the credentials of a service.
+/// The environment variable with the folder in which systemd puts the credentials of a service.
 const SERVICE_FOLDER: &str = "CREDENTIALS_DIRECTORY";
 
 /// A SHA-256, or another 32 bytes, as hexadecimal digits in lower case.
@@ -102,12 +102,12 @@ impl Credentials {
         random()
     }
 
-    /// Returns the line of a configuration for `name` with `secret`. It makes `name` an admin, unless you append a space and a
-    /// [`Grant`]. Logs, limits and layers use the name.
+    /// Returns a configuration line for `name` with `secret`. The line makes `name` an admin, unless you append a space and a [`Grant`].
+    /// Logs, limits and layers use the name.
     ///
-    /// Take the secret from [`Credentials::new_secret`], or from a source as good: nothing here slows down an attacker who tries secrets
-    /// that people would choose. Fails with [`Error::Invalid`] if the secret has fewer than 32 characters, if a character is not visible
-    /// ASCII, or if the name is empty, begins with `#`, begins or ends with a space, or has a colon or a line break.
+    /// Take the secret from [`Credentials::new_secret`], or from an equally good source: nothing here slows down an attacker who guesses
+    /// secrets that people would choose. Fails with [`Error::Invalid`] if the secret has fewer than 32 characters, if a character is not
+    /// visible ASCII, or if the name is empty, begins with `#`, begins or ends with a space, or has a colon or a line break.
     pub fn line(name: &str, secret: &str) -> Result<String> {
         check_name(name)?;
         if secret.len() < SECRET_LEN_MIN || !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -117,10 +117,10 @@ impl Credentials {
         Ok(format!("{name}:{DIGEST}{}", sha(secret)))
     }
 
-    /// Replaces the current lines with those of `text`. From now on a secret that is not in them is refused, and so are the sessions that
-    /// began with it; its open feeds end. With an empty text everybody is refused.
+    /// Replaces the current lines with those of `text`. From then on a secret that is not among them is refused, and so are the sessions
+    /// that began with it; its open feeds end. With an empty text everybody is refused.
     ///
-    /// Fails with [`Error::Invalid`] if `text` cannot be parsed; the current lines then stay.
+    /// Fails with [`Error::Invalid`] if `text` cannot be parsed; the current lines then stay valid.
     pub fn replace(&self, text: &str) -> Result<()> {
         let mut table: Table = text.parse()?;
         let mut present = self.0.table.write();
@@ -143,8 +143,8 @@ impl Credentials {
         read(file).and_then(|text| text.parse()).map_err(of_file)
     }
 
-    /// Reads `file` again and again, and uses its lines as [`Credentials::replace`] does, within two seconds of a change. If the file is
-    /// invalid, the lines read before stay valid; the log says so once, and the status says so until the file is valid again.
+    /// Keeps rereading `file`, and uses its lines as [`Credentials::replace`] does, within two seconds of a change. If the file is invalid,
+    /// the lines read before stay valid; the log says so once, and the status says so until the file is valid again.
     pub async fn follow(&self, file: &Path) -> Infallible {
         let mut last = None;
         loop {
@@ -183,7 +183,7 @@ impl Credentials {
         };
         if values.next().is_some() {
             // A proxy in front may have checked the other header.
-            return Err(Failure::bad_request("There are several headers Authorization."));
+            return Err(Failure::bad_request("There are several Authorization headers."));
         }
         value.to_str().ok().and_then(|value| self.find(value)).ok_or_else(wrong)
     }
@@ -208,7 +208,7 @@ impl Credentials {
     pub(super) fn session(&self, headers: &HeaderMap, now_ms: u64) -> Option<(Caller, NewCookie)> {
         let table = self.0.table.read();
         let line = |name: &str| table.lines.iter().find(|line| *line.name == *name);
-        // Nothing was ever signed with this digest, and unknown names take as long as known ones.
+        // No cookie was ever signed with this digest. Checking one against it makes unknown names take as long as known ones.
         let digest_of = |name: &str| line(name).map_or_else(|| "0".repeat(64), |line| line.digest.clone());
         let (name, renewed) = self.sessions(&table).verify(cookie(headers)?, now_ms, digest_of)?;
         Some((line(&name)?.caller(), renewed))
@@ -248,7 +248,7 @@ impl FromStr for Credentials {
     /// Parses lines as [`Credentials::line`] makes them; each may end with a [`Grant`], and without one it grants the rights of an admin.
     /// Empty lines and comments that begin with `#` are allowed. A line `sessions:key:` with 64 hexadecimal digits holds the key that signs
     /// the cookies of sessions. Several nodes with the same key accept each other's cookies. Without such a line each process makes its own
-    /// key. With no lines, nobody is known.
+    /// key. Without any lines, nobody is known.
     fn from_str(text: &str) -> Result<Self> {
         let inner =
             Inner { own_key: random()?, table: RwLock::new(text.parse()?), trouble: Mutex::default() };

@@ -118,7 +118,7 @@ impl Catalogue {
 
 impl Api {
     /// Serves `/_up` for everyone, `/_all_dbs` for callers that may read `_db_updates`, and `/{db}` of `databases` for callers that may
-    /// read the database. This is for servers without a layer; a layer has these routes itself.
+    /// read the database. This is for servers without a layer; a layer has such routes itself.
     pub fn catalogue(&self, databases: Arc<dyn Databases>) -> Router {
         let catalogue = Arc::new(Catalogue { inner: Arc::clone(&self.inner), databases });
         let routed =
@@ -129,14 +129,14 @@ impl Api {
             .merge(self.limited(routed("/{db}", get(info)), Permission::Known))
     }
 
-    /// Returns the databases that the recorded events describe. Use them for [`Api::changes`] if there is no layer in the process. About
-    /// documents they know only what the changes say.
+    /// Returns the databases that the recorded events describe. Use them for [`Api::changes`] if there is no layer in the process. They
+    /// know about documents only what the changes say.
     pub fn recorded_databases(&self) -> Arc<dyn Databases> {
         Arc::new(Recorded(self.inner.feed.clone()))
     }
 }
 
-/// Answers with the names of all databases. CouchDB's parameters for a part of the list are refused.
+/// Answers with the names of all databases. CouchDB's parameters that select a part of the list are refused.
 async fn list(State(catalogue): State<Arc<Catalogue>>, parts: Parts) -> Answered {
     parameters(&parts, &[])?;
     let page = catalogue.names(None).await?.ok_or_else(|| Failure::not_found("missing"))?;
@@ -166,7 +166,7 @@ impl Listing {
         if self.page.is_empty() {
             self.page = self.catalogue.names(self.last.as_ref()).await?.unwrap_or_default();
         }
-        // The names that are cut off are read again.
+        // Names that are cut off here are read again for the next page.
         PageSize::new(self.page.len()).cut(&mut self.page, |name| name.as_str().len());
         let mut bytes = Vec::new();
         for name in &self.page {
@@ -193,7 +193,7 @@ async fn info(
     let db = catalogue.find(&name, &caller).await?;
     let row = catalogue.inner.feed.newest(&db.name).await?;
     let update_seq = row.map_or_else(|| "0".to_owned(), |row| row.sequence.to_string());
-    // CouchDB's clients consider a database to be another one if this value changes, so it identifies the creation.
+    // CouchDB's clients treat a database as a different one if this value changes, so the value identifies the creation.
     let known = json!({ "db_name": db.name, "update_seq": update_seq, "instance_start_time": db.instance });
     Ok(answer(StatusCode::OK, &known))
 }
@@ -214,5 +214,5 @@ impl Databases for Recorded {
     }
 }
 
-/// About these documents the bus knows only what their changes say.
+/// The bus knows about these documents only what their changes say.
 impl DocSource for Recorded {}

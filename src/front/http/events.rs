@@ -1,8 +1,8 @@
-//! `/_notibus/events` records events of databases that a layer stores elsewhere. It is for layers that are not written in Rust.
+//! `/_notibus/events` records events of databases that a layer stores elsewhere. The route is for layers that are not written in Rust.
 //!
 //! Such a layer knows only names. The bus finds out which creation of a name an event belongs to: it reads the row of the name and the
 //! events that are not yet folded into it. Two requests that create or delete the same name conflict on a key that holds no value, and the
-//! store retries one of them. Requests that only update a known database conflict with nobody.
+//! store retries one of them. Requests that only update a known database do not conflict with each other.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -58,8 +58,8 @@ struct Event {
 }
 
 impl Api {
-    /// Serves `/_notibus/events`. The bus knows these databases only by the events that are posted. Layers in Rust record events in their
-    /// own transactions and do not need this route.
+    /// Serves `/_notibus/events`. The bus knows these databases only from the posted events. Layers in Rust record events in their own
+    /// transactions and do not need this route.
     pub fn events(&self) -> Router {
         self.guarded(routes("/_notibus/events", [("", "POST", post(answer))]), Permission::Record)
     }
@@ -108,7 +108,7 @@ pub(crate) fn decode_events(body: &[u8]) {
     drop(read(body));
 }
 
-/// Identifies a repeated request.
+/// Identifies a request, so that a repetition is recognized.
 struct Once {
     /// A digest of the key and of the caller's name.
     key: [u8; 16],
@@ -117,8 +117,8 @@ struct Once {
 }
 
 impl Once {
-    /// Reads the key in the headers of a request with this body, if it has one. Fails with 400 if the key is too short or too long, or
-    /// if there are several.
+    /// Reads the key in the headers of a request with this body, if there is one. Fails with 400 if the key is too short or too long, or if
+    /// there are several.
     fn of(parts: &Parts, body: &[u8]) -> Result<Option<Self>, Failure> {
         let mut keys = parts.headers.get_all("idempotency-key").iter();
         let Some(key) = keys.next() else { return Ok(None) };
@@ -171,7 +171,7 @@ async fn record(
         .await
 }
 
-/// Returns the database that `name` refers to. Its read conflict makes two transactions conflict if both change what the name refers to.
+/// Returns the database that `name` refers to. The read conflict makes two transactions conflict if both change what the name refers to.
 async fn look_up(
     feed: &NotificationFeed,
     tx: &Transaction,
@@ -186,10 +186,10 @@ async fn look_up(
 
 /// Records `event` for the database that its name refers to, and updates `known`.
 ///
-/// Each `created` makes a new database, unless the event names the known instance. If the name was in use, its old database must have been
-/// deleted without an event, so this records the deletion, too. A database about which nothing is known is older than the bus. An event of
-/// a deleted database is counted, but does not bring the database back. An event of a replaced instance is recorded for that instance,
-/// where it has no effect.
+/// Each `created` event makes a new database, unless the event names the known instance. If the name was in use, its old database must have
+/// been deleted without an event, so this records the deletion, too. A database about which nothing is known is taken to be older than the
+/// bus. An event of a deleted database is counted, but does not bring the database back. An event of a replaced instance is recorded for
+/// that instance, where it has no effect.
 fn record_one(
     tx: &Transaction,
     producer: &Producer,

@@ -48,10 +48,10 @@ const PAGE_ROWS: usize = 1_000;
 /// How many deferred ids are read for a page.
 const PAGE_IDS: usize = 1_000;
 
-/// How old the figures of the bus in the metrics may be. Getting new ones costs some reads.
+/// The maximum age of the figures of the bus in the metrics. Fetching new ones costs a few reads.
 const FRESH_FOR: Duration = Duration::from_secs(5);
 
-/// How long counting the rows that the tail has not read may take.
+/// The time limit for counting the rows that the tail has not read.
 const UNDELIVERED_MAX: Duration = Duration::from_secs(2);
 
 /// The methods of a read-only route.
@@ -68,34 +68,34 @@ struct PostedConsumer {
     names: Option<String>,
     /// Where the consumer starts: `now`, `0`, or after a sequence.
     start: Option<String>,
-    /// After how many milliseconds without a member the consumer is deleted.
+    /// How long the consumer may be without a member before it is deleted, in milliseconds.
     expiry_ms: Option<u64>,
 }
 
-/// What to do with a consumer. Each action takes some of these fields.
+/// The body of a request to act on a consumer. Each action takes some of these fields.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Action {
     /// Where to reset the consumer to: `now`, `0`, or after a sequence.
     to: Option<String>,
-    /// Reset or delete the consumer even while nodes are its members.
+    /// Whether to reset or delete the consumer even while nodes are its members.
     force: bool,
     /// A glob for the ids to work on again.
     filter: Option<String>,
-    /// Work again only on ids that are deferred.
+    /// Whether to work again only on ids that are deferred.
     deferred: bool,
     /// The id to give up on.
     id: Option<String>,
 }
 
-/// The body of a request to raise the incarnation by one. It names the current one.
+/// The body of a request to raise the incarnation by one. `from` is the current incarnation.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Raise {
     from: Option<u8>,
 }
 
-/// How many shards to spread a feed over.
+/// The body of a request to spread a feed over a different number of shards.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReshardRequest {
@@ -106,9 +106,9 @@ struct ReshardRequest {
 
 impl Api {
     /// Serves the state of the node and the bus: `/_notibus/health/live` and `/_notibus/health/ready` for everyone, `/_notibus/status` and
-    /// `/_notibus/metrics` for admins and for callers with the role `_metrics`. The page `/_notibus/` shows what its reader may request.
+    /// `/_notibus/metrics` for admins and for callers with the role `_metrics`. The page `/_notibus/` shows what its viewer may request.
     pub fn status(&self) -> Router {
-        // The page itself contains no data. It requests all data with the rights of its reader.
+        // The page itself contains no data. It requests all data with the rights of its viewer.
         let open = [
             ("/health/live", READS, get(health)),
             ("/health/ready", READS, get(ready)),
@@ -120,16 +120,16 @@ impl Api {
             .merge(self.guarded(routes("/_notibus", seen), Permission::Metrics))
     }
 
-    /// Serves `/`, where CouchDB's clients look up which server this is. This is for servers without a layer; a layer serves its own `/`.
+    /// Serves `/`, which CouchDB's clients request to identify the server. Only for servers without a layer: a layer serves its own `/`.
     pub fn welcome(&self) -> Router {
         let only = async || Failure::method_not_allowed(READS);
         self.counted(Router::new().route("/", get(welcome).fallback(only)))
             .fallback(async || Failure::not_found("missing"))
     }
 
-    /// Serves the administration: the routes of [`Api::status`], so do not merge both; the recording of events; and, below `/_notibus`, the
-    /// `nodes`, `feeds` and `consumers`. Callers who may see the status may see them, and admins may change them. The rows of the
-    /// notifications are for callers who may read `_db_updates`.
+    /// Serves the administration: the routes of [`Api::status`] (so do not merge both), the recording of events, and `nodes`, `feeds` and
+    /// `consumers` below `/_notibus`. Callers who may see the status may see these three, and admins may change them. Callers who may read
+    /// `_db_updates` may read the rows of the notifications.
     pub fn administration(&self) -> Router {
         let seen = [
             ("/nodes", READS, get(nodes)),
@@ -152,8 +152,8 @@ impl Api {
     }
 }
 
-/// Parses the body of a request for a change, which looks like `example`; the default if it is empty. Fails unless an admin's program sent
-/// it.
+/// Parses the body of a request for a change, which must look like `example`. An empty body gives the default. Fails unless an admin's
+/// program sent the request.
 fn posted<T: DeserializeOwned + Default>(parts: &Parts, body: &[u8], example: &str) -> Result<T, Failure> {
     check_page(parts)?;
     caller(&parts.extensions).check(Permission::Admin)?;
@@ -165,15 +165,15 @@ fn posted<T: DeserializeOwned + Default>(parts: &Parts, body: &[u8], example: &s
         .map_err(|error| Failure::bad_request(format!("The body must look like {example}: {error}")))
 }
 
-/// Cuts a list off after about 64 KB, which a client that does not read may keep in memory, but keeps at least the first item. Returns
-/// whether items were cut off.
+/// Cuts a list off after about 64 KB, the most that a client that does not read may hold in memory, but keeps at least the first item.
+/// Returns whether items were cut off.
 fn cut<T: Serialize>(items: &mut Vec<T>) -> bool {
     let size_of = |item: &T| serde_json::to_vec(item).map_or(0, |text| text.len());
     PageSize::new(items.len()).cut(items, size_of)
 }
 
-/// Answers with a page of the list `name`: the items whose `key` comes after the parameter `after`. The next page begins after the `next`
-/// of the answer.
+/// Answers with a page of the list `name`: the items whose `key` comes after the parameter `after`. The answer's `next` is the next
+/// `after`.
 fn paged<T: Serialize>(parts: &Parts, (name, key): (&str, &str), items: &[T]) -> Answered {
     let after = parameters(parts, &["after"])?.remove("after").unwrap_or_default();
     let key_of = |item: &Value| item[key].as_str().unwrap_or_default().to_owned();
@@ -184,7 +184,7 @@ fn paged<T: Serialize>(parts: &Parts, (name, key): (&str, &str), items: &[T]) ->
     Ok(answer(StatusCode::OK, &json!({ name: items, "next": next })))
 }
 
-/// Answers the first request of CouchDB's clients.
+/// Answers the first request that CouchDB's clients send.
 async fn welcome() -> Response {
     let version = env!("CARGO_PKG_VERSION");
     let vendor = json!({ "name": "Notibus" });
@@ -211,7 +211,7 @@ async fn health(State(inner): Shared) -> Response {
 }
 
 /// Answers 200 if an event that is recorded now would be delivered: the node can read what its work needs, a living notifier owns each
-/// partition, no event was seen to wait for long, the tail is at the end of the feed, and the node is not shutting down.
+/// partition, no event has been seen waiting for long, the tail is at the end of the feed, and the node is not shutting down.
 async fn ready(State(inner): Shared) -> Response {
     // This check comes first, because a node whose bus is gone is closing as well, and has to say why.
     if let Some(unready) = inner.bus.permanent_failure() {
@@ -225,8 +225,8 @@ async fn ready(State(inner): Shared) -> Response {
     healthy(Box::pin(inner.bus.readiness(&inner.dispatcher)).await.err())
 }
 
-/// Answers with the whole state of the bus, except for parts that the store does not answer. Long lists are cut off, and `truncated` names
-/// them.
+/// Answers with the whole state of the bus, except for the parts that could not be read from the store. Long lists are cut off, and
+/// `truncated` names them.
 async fn status(State(inner): Shared) -> Answered {
     let Inner { bus, feed, dispatcher, .. } = &*inner;
     let tailed = dispatcher.position();
@@ -277,7 +277,7 @@ async fn scrape(State(inner): Shared) -> Response {
     ([(header::CONTENT_TYPE, kind)], metrics::encode(&inner, &snapshot)).into_response()
 }
 
-/// Lists the nodes that have joined, and what they hold. The nodes whose heartbeats have changed between two requests are alive.
+/// Lists the nodes that have joined, and what they hold. A node is alive if its heartbeat changes between two requests.
 async fn nodes(State(inner): Shared, parts: Parts) -> Answered {
     paged(&parts, ("nodes", "id"), &inner.bus.nodes().await?)
 }
@@ -289,8 +289,8 @@ async fn incarnation(State(inner): Shared, parts: Parts) -> Answered {
     Ok(answer(StatusCode::OK, &json!({ "incarnation": stored.0 })))
 }
 
-/// Raises the incarnation after an older state of the store was restored. The nodes of the bus find out with their next heartbeat that they
-/// have to open it again.
+/// Raises the incarnation after an older state of the store was restored. With their next heartbeat, the nodes of the bus find out that
+/// they must open it again.
 async fn raise(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     let Raise { from } = posted(&parts, &body, "{\"from\":0}")?;
     let from = from.ok_or_else(|| Failure::bad_request("The body has no \"from\"."))?;
@@ -307,7 +307,7 @@ fn instance_of(feed: Option<&str>) -> Result<Option<DbInstance>, Failure> {
     }
 }
 
-/// Answers with the history of a feed's shards; with `rows`, also with how many rows each has.
+/// Answers with the history of a feed's shards; with `rows`, also with the number of rows in each shard.
 async fn topology(State(inner): Shared, PathSegments(feed): PathSegments<String>, parts: Parts) -> Answered {
     let counts = match parameters(&parts, &["rows"])?.get("rows").map(String::as_str) {
         None | Some("false") => false,
@@ -337,7 +337,7 @@ async fn entries<R: FeedRow>(feed: &Feed<R>, counts: bool) -> BusResult<Vec<Valu
     Ok(entries)
 }
 
-/// Returns the answer for an error. It may say which feed does not exist: only admins and callers who may see the status get here.
+/// Returns the answer for an error. It may say which feed does not exist: only admins and callers who may see the status get this far.
 fn named(error: Error) -> Failure {
     match error {
         Error::NoFeed { .. } => Failure::not_found(error.to_string()),
@@ -361,7 +361,7 @@ async fn reshard(
     Ok(answer(StatusCode::OK, &entry.map_err(named)?))
 }
 
-/// Answers with a page of the notifications as they are stored. `since` says where it begins, and `timeout` for how many milliseconds to
+/// Answers with a page of the notifications as they are stored. `since` says where the page begins, and `timeout` how many milliseconds to
 /// wait for a row if there is none.
 async fn rows(State(inner): Shared, parts: Parts) -> Answered {
     let given = parameters(&parts, &["since", "limit", "timeout"])?;
@@ -391,7 +391,7 @@ async fn rows(State(inner): Shared, parts: Parts) -> Answered {
         wait(&inner, page.next, timeout).await;
         page = read().await?;
     }
-    // A client that does not read may keep no more in memory than that of a feed.
+    // A client that does not read may hold no more in memory here than a client of a feed.
     if PageSize::new(limit).cut(&mut page.rows, |row| size_of_row(row)) {
         let last = page.rows.last().expect("one row is kept").sequence;
         (page.next, page.more) = (cut_at(cursor, page.next, last), true);
@@ -400,10 +400,10 @@ async fn rows(State(inner): Shared, parts: Parts) -> Answered {
     Ok(answer(StatusCode::OK, &json!({ "rows": rows, "next": page.next, "more": page.more })))
 }
 
-/// The longest time that a request waits for a row: an answer has to begin within a minute.
+/// The maximum time that a request waits for a row. An answer has to begin within a minute.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Waits until there is a row after `cursor`, `timeout` is over, or all feeds have to end.
+/// Waits until there is a row after `cursor`, `timeout` has passed, or all feeds have to end.
 async fn wait(inner: &Inner, cursor: Cursor, timeout: Duration) {
     let mut rows = inner.dispatcher.subscribe(Filter::all()).since(cursor).stream();
     tokio::select! {

@@ -26,7 +26,7 @@ impl Text {
         writeln!(self.0, "{line}").expect("a string takes all text");
     }
 
-    /// Writes the lines that describe a metric. Its name ends with its unit.
+    /// Writes the lines that describe a metric. The name of a metric ends with its unit.
     fn head(&mut self, kind: &str, name: &str, what: &str) {
         self.line(format_args!("# HELP notibus_{name} {}.", what.trim().trim_end_matches('.')));
         self.line(format_args!("# TYPE notibus_{name} {kind}"));
@@ -95,7 +95,7 @@ fn write_bus(text: &mut Text, inner: &Inner) {
     text.histogram("fold_seconds", "How long folds that wrote something took", &stats.fold_durations);
 }
 
-/// Writes what is known about the whole bus, and about the tail of this process. Parts that the store did not answer are left out.
+/// Writes what is known about the whole bus, and about the tail of this process. Parts that could not be read from the store are left out.
 fn write_snapshot(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     let what = "Parts of the bus figures that are missing, because the store did not answer";
     text.gauge("unanswered", what, snapshot.unanswered.len());
@@ -136,7 +136,7 @@ fn write_leases(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     text.gauges("leases_wanted", "Resources to divide, each of which needs a lease", "pool", &wanted);
 }
 
-/// Writes the backlog of events that wait to be folded, by runs of partitions of equal length.
+/// Writes the backlog of events that wait to be folded, by equally long runs of partitions.
 fn write_backlog(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     let (mut rows, mut oldest) = (Values::new(), Values::new());
     let partitions = inner.feed.context.config.partitions;

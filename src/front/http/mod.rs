@@ -27,14 +27,14 @@
 //! # How `_db_updates` differs from CouchDB's
 //!
 //! - A database has a row for each type that is news to the reader, as in CouchDB. The rows come in the order of the events: `deleted` for
-//!   an earlier database with the name that the reader may have known, `created`, `updated`, and `ddoc_updated` if `types` asks for it. A
+//!   an earlier database of that name, if the reader may have known it, `created`, `updated`, and `ddoc_updated` if `types` asks for it. A
 //!   deleted database has only the row `deleted`; CouchDB still reports that it was created.
 //! - Sequences sort as text, and never go back. Clients return them unchanged. Usually a sequence has 26 hexadecimal digits. In the middle
 //!   of a reading it also says where the reading began.
-//! - Rows of one database are not split: a page may exceed `limit` by up to three.
+//! - Rows of one database are not split: a page may exceed `limit` by up to three rows.
 //! - Headers are sent at once, every mode has heartbeats, and event sources have the same rows as the other feeds.
 //!
-//! This is not a database server: the layer keeps the documents.
+//! This module is not a database server: the layer keeps the documents.
 
 mod answer;
 mod api;

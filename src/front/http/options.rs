@@ -14,9 +14,9 @@ use crate::base::error::{Error, Result};
 pub struct ApiOptions {
     /// Who may send requests, and what they may do. Default: [`allow_all`].
     pub authorize: Arc<dyn Authorize>,
-    /// The longest `timeout`, which is also its default. Default: 60 s.
+    /// The maximum `timeout` of a feed, which also applies if a client gives none. Default: 60 s.
     pub timeout_max: Duration,
-    /// The longest `heartbeat`. Default: 60 s.
+    /// The maximum `heartbeat` interval. Default: 60 s.
     pub heartbeat_max: Duration,
     /// How many lasting feeds each name may have open; all callers without a name share this number. Default: 10,000.
     pub feeds_per_name_max: usize,
@@ -53,7 +53,7 @@ impl ApiOptions {
             return invalid("heartbeat, time limit of document reads, or feeds per name", "it is zero");
         }
         if self.bodies_len_max < self.body_len_max {
-            return invalid("length of bodies", "one would not fit");
+            return invalid("length of bodies", "a single body would not fit");
         }
         Ok(())
     }
@@ -91,7 +91,7 @@ pub trait Authorize: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Lets everyone who reaches the server be its admin. [`ServerOptions::hosts`](super::ServerOptions::hosts) keeps out web pages that would
+/// Treats everyone who reaches the server as an admin. [`ServerOptions::hosts`](super::ServerOptions::hosts) keeps out web pages that would
 /// reach the server through a browser.
 #[derive(Debug)]
 struct AllowAll;
@@ -102,7 +102,7 @@ impl Authorize for AllowAll {
     }
 }
 
-/// Makes everyone who reaches the server its admin, without a name.
+/// Returns an [`Authorize`] that treats everyone who reaches the server as an admin without a name.
 pub fn allow_all() -> Arc<dyn Authorize> {
     Arc::new(AllowAll)
 }

@@ -10,7 +10,7 @@ use crate::base::{
     tasks::Task,
 };
 
-/// A page keeps rows up to this many bytes, and the row that exceeds the limit.
+/// A page keeps rows up to this many bytes, including the row that exceeds the limit.
 const PAGE_BYTES: usize = 64 << 10;
 
 /// The minimum number of rows in a first page, so that it reaches the end of a short feed: positions in the middle of a reading are longer
@@ -43,7 +43,7 @@ impl PageSize {
     }
 
     /// Cuts off the rows of a page where they take too much memory, but keeps at least the first. Returns whether rows were cut off. The
-    /// next page then has about as many rows.
+    /// next page then has as many rows as were kept.
     pub fn cut<T>(&mut self, rows: &mut Vec<T>, size_of: impl Fn(&T) -> usize) -> bool {
         let mut bytes = 0;
         let fits = |row: &&T| {
@@ -62,7 +62,7 @@ impl PageSize {
     }
 }
 
-/// A read of the store in its own task. The read continues even if the client is slow, and then gives its permit back.
+/// A read of the store in its own task. The read continues even if the client is slow, and then releases its permit.
 pub(super) struct Load<T: Send + 'static>(Task<Result<T>>);
 
 impl<T: Send + 'static> Load<T> {
@@ -76,7 +76,7 @@ impl<T: Send + 'static> Load<T> {
     }
 }
 
-/// Returns the cursor of a reading whose page began at `from` and ended at `next`. The cursor says how far the page could read.
+/// Returns the cursor of a reading whose page began at `from` and ended at `next`. The cursor records how far the page could read.
 pub(super) fn reading(from: Cursor, next: Cursor) -> Cursor {
     from.begin(next.readable().unwrap_or(next.position()))
 }

@@ -1,8 +1,8 @@
 //! [`Query`] holds the parameters of a feed, from the query string and the headers of a request.
 //!
 //! Unknown parameters are refused, as are those given twice, because ignoring one would produce a wrong answer: `limt=1` would return all
-//! rows. Parameters that CouchDB accepts in any letter case are accepted in any case here, too. Names that begin with `_` are allowed:
-//! clients add them to bypass caches.
+//! rows. Parameters that CouchDB accepts in any letter case are accepted in any letter case here, too. Names that begin with `_` are
+//! allowed: clients add them to bypass caches.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::base::{
     filter::Filter,
 };
 
-/// The shortest `heartbeat`, unless [`ApiOptions::heartbeat_max`] is shorter.
+/// The minimum `heartbeat`, unless [`ApiOptions::heartbeat_max`] is shorter.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(100);
 
 /// How a feed is sent.
@@ -58,9 +58,9 @@ pub(super) struct Query {
     pub progress: bool,
     /// The kinds of events that the client wants.
     pub types: Kinds,
-    /// The databases that the client wants; all if `None`.
+    /// The databases that the client wants; `None` for all.
     pub names: Option<Filter>,
-    /// Whether rows have all leaves of a document, rather than only the winning one.
+    /// Whether rows list all leaves of a document, rather than only the winning one.
     pub all_leaves: bool,
     pub include_docs: bool,
     pub filter: Option<String>,
@@ -124,7 +124,7 @@ impl Query {
             && let Some(last) = headers.get("last-event-id").filter(|last| !last.is_empty())
         {
             if headers.get_all("last-event-id").iter().count() > 1 {
-                return Err(Failure::bad_request("There are several headers Last-Event-ID."));
+                return Err(Failure::bad_request("There are several Last-Event-ID headers."));
             }
             query.start_at(last.to_str().unwrap_or("?"))?;
         }
@@ -238,7 +238,7 @@ fn mode(value: &str, topic: Topic) -> Result<Mode, Failure> {
     }
 }
 
-/// Reads a value that is true or false.
+/// Reads a boolean value.
 fn truth(key: &str, value: &str) -> Result<bool, Failure> {
     match value {
         _ if value.eq_ignore_ascii_case("true") => Ok(true),
@@ -247,7 +247,7 @@ fn truth(key: &str, value: &str) -> Result<bool, Failure> {
     }
 }
 
-/// Reads a non-negative integer. A number that does not fit becomes the largest one. Fails for any other value; the error is true for a
+/// Reads a non-negative integer. A number that is too large becomes the maximum. Fails for any other value; the error is `true` for a
 /// negative integer.
 fn natural(value: &str) -> Result<u64, bool> {
     let is_integer = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -266,7 +266,7 @@ fn integer(key: &str, value: &str) -> Result<u64, Failure> {
 }
 
 /// Reads the value of `heartbeat`, and clamps it to the limits of the server. Zero means no heartbeat, because heartbeats without a pause
-/// help nobody.
+/// are of no use.
 fn heartbeat(value: &str, options: &ApiOptions) -> Result<Option<Duration>, Failure> {
     let bounded = |interval: Duration| interval.max(HEARTBEAT_MIN).min(options.heartbeat_max);
     match value {

@@ -3,7 +3,7 @@
 //! # Positions
 //!
 //! A client keeps only one string, which has to contain everything that a reader must remember: the text of a [`Cursor`]. Usually that is a
-//! plain sequence. But if a later row has news from before the position, it also says what the reader knew and could read:
+//! plain sequence. But if a later row has news from before the position, the text also says what the reader knew and could read:
 //!
 //! ```text
 //! sequence   1          2          3
@@ -11,8 +11,8 @@
 //!            (superseded)  row of b   row of a      since=2 has to give "a created", not "a updated"
 //! ```
 //!
-//! The text also tells a reader that began with nothing from one that was away for too long. Both may be below the horizon. The first has
-//! yet to read some of the rows and misses nothing; the second has missed rows.
+//! The text also distinguishes a reader that began with nothing from one that was away for too long. Both may be below the horizon. The
+//! first has yet to read some of the rows and misses nothing; the second has missed rows.
 //!
 //! A database can have several rows, one for each type. They are written together. All but the last have the position before the database,
 //! so a client that is cut off between two of them gets all of them again.
@@ -45,7 +45,7 @@ type Types = SmallVec<[EventKind; 4]>;
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
     pub kinds: Kinds,
-    /// The databases; all if `None`.
+    /// The databases whose rows are wanted; `None` for all.
     pub names: Option<Filter>,
 }
 
@@ -58,7 +58,7 @@ impl Wanted {
     /// Returns the wanted events of `row` that are news to a reader, in the order in which they happened. `cursor` says how the reading
     /// began.
     ///
-    /// For a deleted database that is only the deletion. A reader that does not want `ddoc_updated` gets a new design document as an
+    /// For a deleted database only the deletion is returned. A reader that does not want `ddoc_updated` gets a new design document as an
     /// update.
     pub fn types_of(&self, row: &Notification, cursor: &Cursor) -> Types {
         use EventKind::{Created, DdocUpdated, Deleted, Updated};
@@ -72,7 +72,7 @@ impl Wanted {
             let none = (Created, None);
             [(Deleted, news(row.deleted_at)), none, none, none]
         } else {
-            // An earlier database with the name was deleted. The reader may have known it.
+            // An earlier database with this name was deleted. The reader may have known it.
             let gone = row.replaced.map(|replaced| replaced.deleted_at);
             let updated = news(row.updated_at).max(ddoc.filter(|_| !self.kinds.contains(DdocUpdated)));
             [
@@ -85,7 +85,7 @@ impl Wanted {
         let wanted = happened.into_iter().filter(|(kind, _)| self.kinds.contains(*kind));
         let mut wanted: SmallVec<[(Sequence, EventKind); 4]> =
             wanted.filter_map(|(kind, at)| Some((at?, kind))).collect();
-        // The sort is stable, so events of one fold keep their order.
+        // The sort is stable, so events from the same fold keep their order.
         wanted.sort_by_key(|(at, _)| *at);
         wanted.into_iter().map(|(_, kind)| kind).collect()
     }
@@ -102,7 +102,7 @@ pub(super) struct Rows {
     pub next: Cursor,
     /// Whether these rows reach the end of the feed.
     pub is_complete: bool,
-    /// Whether the newest rows come first. Then `next` is where to continue reading, before these rows.
+    /// Whether the newest rows come first. If so, `next` is where to continue reading, before these rows.
     descending: bool,
     /// The position of a client that has received every row that was written; `None` if none was. This is the position of the last row, not
     /// the end of the reading, so that it stays the same while nothing happens.
@@ -110,7 +110,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// Makes the rows of a page that began at `from` and ended at `next`. Rows up to `horizon` may have been dropped.
+    /// Creates the rows of a page that began at `from` and ended at `next`. Rows up to `horizon` may have been dropped.
     pub fn new(rows: Vec<Arc<Notification>>, from: Cursor, next: Cursor, horizon: Sequence) -> Self {
         let (reading, is_complete) = (reading(from, next), next.readable().is_none());
         let are_plain = are_plain(&rows, &reading, horizon, is_complete);
@@ -118,21 +118,21 @@ impl Rows {
         Self { left: rows.into_iter(), reading, next, is_complete, descending: false, last: None }
     }
 
-    /// Makes the rows of a page that was read from its newest row back to `to`. No client resumes in the middle of such a feed.
+    /// Creates the rows of a page that was read from its newest row back to `to`. No client resumes in the middle of such a feed.
     pub fn backwards(rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) -> Self {
         let rows: Vec<_> = rows.into_iter().map(|row| (row, true)).collect();
         let (reading, next) = (Cursor::BEGINNING, to.into());
         Self { left: rows.into_iter(), reading, next, is_complete, descending: true, last: None }
     }
 
-    /// Makes the rows from a batch that the dispatcher delivered to a subscriber with a position.
+    /// Creates the rows from a batch that the dispatcher delivered to a subscriber with a position.
     pub fn of(batch: &DeliveryBatch) -> Self {
         let from = batch.iter().next().expect("a batch is never empty").since();
         let rows = batch.iter().map(|delivery| Arc::clone(delivery.notification())).collect();
         Self::new(rows, from, batch.cursor(), Sequence::MIN)
     }
 
-    /// Returns how many rows are still to be written.
+    /// Returns how many rows remain to be written.
     pub fn left(&self) -> usize {
         self.left.len()
     }
@@ -182,7 +182,7 @@ pub(super) struct RenderKey(WireFormat, Kinds);
 /// The bytes of a batch in one format, for all readers that want the same kinds of events. The chunks live as long as the batch.
 pub(super) type Rendering = (RenderKey, Vec<RenderedChunk>);
 
-/// A part of the bytes of a batch, as long as a chunk of a feed.
+/// A part of the bytes of a batch, as large as a chunk of a feed.
 #[derive(Debug)]
 pub(super) struct RenderedChunk {
     pub bytes: Bytes,
@@ -191,7 +191,7 @@ pub(super) struct RenderedChunk {
     pub position: Cursor,
 }
 
-/// Renders `batch` once for all readers that get the same rows. Returns `None` if other readers get other rows.
+/// Renders `batch` once for all readers that get the same rows. Returns `None` if readers of this batch get different rows.
 pub(super) fn render(batch: &DeliveryBatch, form: WireFormat, wanted: &Wanted) -> Option<Arc<Rendering>> {
     let make = || {
         let (mut rows, mut out, mut chunks) = (Rows::of(batch), Writer::new(form), Vec::new());
@@ -217,8 +217,8 @@ fn write_row(out: &mut Writer, row: &Notification, kind: EventKind, seq: Cursor)
     });
 }
 
-/// Returns for each row whether a client may stop there with a plain sequence: if no later row has news from before the row, and no earlier
-/// row was dropped.
+/// Returns for each row whether a client may stop there with a plain sequence. It may if no later row has news from before the row, and no
+/// earlier row was dropped.
 fn are_plain(
     rows: &[Arc<Notification>],
     reading: &Cursor,
@@ -237,7 +237,7 @@ fn are_plain(
             let news = news.into_iter().flatten().filter(|&at| reading.is_news(at));
             let replaced = row.replaced.map(|replaced| replaced.deleted_at);
             let replaced = replaced.filter(|&at| reading.is_news_of_replaced(at));
-            // In an older copy of the store the row is where it was, and may show news that it no longer shows. It may have moved often.
+            // In an older copy of the store, the row may be at any earlier position, with other news: it may have moved many times.
             let moved = row.previous.filter(|&at| reading.is_news(at)).map(|_| Sequence::MIN);
             oldest = oldest.min(news.chain(replaced).chain(moved).min().unwrap_or(at));
             is_plain
@@ -260,7 +260,7 @@ mod tests {
         Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
     }
 
-    /// Makes the row of a database from the versions at which it was created, updated, given a design document and deleted; 0 is never.
+    /// Makes the row of a database from the versions at which it was created, updated, given a design document and deleted; 0 means never.
     fn database(version: u64, [created, updated, ddoc, deleted]: [u64; 4]) -> Arc<Notification> {
         let when = |version| (version > 0).then(|| at(version));
         Arc::new(Notification {
@@ -315,7 +315,7 @@ mod tests {
         // Regression: an update after the deletion made the deletion news again to readers that knew it.
         let updated_late = database(12, [2, 12, 6, 9]);
         assert_eq!((of(&updated_late, 8, usual), of(&updated_late, 9, usual)), (vec![Deleted], vec![]));
-        // An earlier database with the name was deleted.
+        // An earlier database with this name was deleted.
         let mut again = Notification::clone(&database(9, [9, 9, 0, 0]));
         again.replaced = Some(Replaced { instance: again.instance, deleted_at: at(5) });
         assert_eq!(of(&again, 4, usual), [Deleted, Created, Updated]);

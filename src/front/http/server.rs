@@ -7,8 +7,8 @@
 //! in front.
 //!
 //! Any page can make a browser send requests to any address, even to a server that only the browser's own machine can reach. The browser
-//! marks requests of a foreign page with `Sec-Fetch-Site` or `Origin`. But the owner of a page's host name can point that name to
-//! 127.0.0.1. Then the page seems to come from the server itself, and may read its answers (DNS rebinding). The requests of such a page
+//! marks requests from a foreign page with `Sec-Fetch-Site` or `Origin`. But the owner of a page's host name can point that name to
+//! 127.0.0.1. Then the page seems to come from the server itself, and may read its answers (DNS rebinding). The requests from such a page
 //! still have its own host name in `Host`.
 
 use std::{
@@ -56,7 +56,7 @@ const REQUEST_ID: &str = "x-couch-request-id";
 const EXPOSED: [&str; 7] =
     ["content-type", "cache-control", "accept-ranges", "etag", "server", REQUEST_ID, "retry-after"];
 
-/// The maximum size of a request's line and headers, and of the part of an answer that waits in the memory of a connection, in bytes.
+/// The maximum size in bytes of a request's line and headers, and of the part of an answer that a connection buffers.
 const HEADER_LEN_MAX: usize = 32 << 10;
 
 /// How many connections may wait to be accepted; the system may allow fewer. A client that finds the queue full tries again after 1
@@ -76,11 +76,11 @@ const FULL: &[u8] =
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerOptions {
-    /// How many connections there may be; the next one gets 503. Each needs a file descriptor. Default: 16,384.
+    /// The maximum number of connections; the next one gets 503. Each needs a file descriptor. Default: 16,384.
     pub connections_max: usize,
     /// How long a client may take to send the headers of a request, including the first one. Default: 30 s.
     pub header_timeout: Duration,
-    /// How long a client may receive nothing of what the server sends before the system drops the connection (Linux only). Default: 30 s.
+    /// How long a client may receive none of the sent data before the system drops the connection (Linux only). Default: 30 s.
     pub write_timeout: Duration,
     /// The size of a socket's send buffer in bytes. Default: 128 KiB.
     pub send_buffer_len: usize,
@@ -119,7 +119,7 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Checks these options for a server at `address`, as [`Server::start`] does. Use this to find mistakes before you start anything else.
+    /// Checks these options for a server at `address`, as [`Server::start`] does. Call this early to find mistakes.
     ///
     /// Fails with [`Error::Invalid`] for `address`, if other machines can reach it and `is_public` is not set; for `host`, if a name could
     /// never match, such as one with a port; for `origin`, if an origin could never match, or would let every web page in; and if another
@@ -137,7 +137,7 @@ impl ServerOptions {
             |name: &&String| parse_ip(name).is_some() || !name.is_empty() && name.bytes().all(is_part);
         if let Some(bad) = self.hosts.iter().flatten().find(|name| !is_name(name)) {
             let reason =
-                format!("{bad:?} is no name or address alone: leave out scheme, port, path and wildcard");
+                format!("{bad:?} is not a bare name or address: leave out scheme, port, path and wildcard");
             return Err(Error::invalid("host", reason));
         }
         let is_origin = |origin: &str| {
@@ -164,7 +164,7 @@ impl ServerOptions {
         Ok(())
     }
 
-    /// Makes the layer that tells browsers what pages of other origins may do.
+    /// Creates the layer that tells browsers what pages of other origins may do.
     fn cors(&self) -> CorsLayer {
         let origins = self.cors_origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
         let is_for_all = self.cors_origins.iter().any(|origin| origin == "*");
@@ -226,13 +226,13 @@ impl ServerOptions {
 const FORWARDED: [&str; 6] =
     ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
 
-/// An extension of a request. It marks that the request comes from a page of another origin, and that the options name this origin.
+/// A request extension. It marks a request from a page of another origin that the options name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NamedPage;
 
 /// Returns whether a request with these headers comes from a page of another origin.
 pub(super) fn is_from_elsewhere(headers: &HeaderMap) -> bool {
-    // The browser knows which origin it asks, even if a proxy has changed `Host`. Pages omit `Origin` from some requests.
+    // The browser knows which origin it sends the request to, even if a proxy changed `Host`. Pages omit `Origin` from some requests.
     if let Some(site) = headers.get("sec-fetch-site") {
         return site != "same-origin" && site != "none";
     }
@@ -245,8 +245,8 @@ pub(super) fn is_from_elsewhere(headers: &HeaderMap) -> bool {
     !headers.get_all(header::ORIGIN).iter().all(is_same)
 }
 
-/// Fails with 501 if the body has a transfer coding that hyper does not undo. It undoes only `chunked`, and would treat `gzip, chunked` as
-/// that.
+/// Fails with 501 if the body has a transfer coding that hyper does not decode. Hyper decodes only `chunked`, and would take
+/// `gzip, chunked` for `chunked`.
 fn check_codings(headers: &HeaderMap) -> Result<(), Failure> {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let is_known = |coding: &HeaderValue| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
@@ -317,7 +317,7 @@ impl Server {
         let io = |error| Error::Io { what: "listener", source: Arc::new(error) };
         let local_addr = listener.local_addr().map_err(io)?;
         options.check(local_addr)?;
-        // The caller made the listener, and its queue may be short.
+        // The caller created the listener, perhaps with a short queue.
         socket2::SockRef::from(&listener).listen(BACKLOG).map_err(io)?;
         let mut http = http1::Builder::new();
         // These timers use the time of the operating system, which a simulation cannot replay.
@@ -343,8 +343,8 @@ impl Server {
         self.local_addr
     }
 
-    /// Accepts no more connections, waits for the answers in progress, and closes. Live feeds are answers in progress: end them
-    /// first ([`Api::shutdown`](super::Api::shutdown)).
+    /// Stops accepting connections, waits for the answers in progress, and closes. Live feeds are answers in progress: end them first
+    /// ([`Api::shutdown`](super::Api::shutdown)).
     pub async fn shutdown(mut self) {
         self.stop.send_replace(true);
         if let Err(error) = (&mut self.task).await {

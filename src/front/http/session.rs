@@ -34,7 +34,7 @@ impl Api {
     }
 }
 
-/// Makes an answer that sets this cookie, if there is one.
+/// Creates an answer that sets this cookie, if there is one.
 fn answer(request: &HeaderMap, body: &Value, cookie: Option<NewCookie>) -> Response {
     let mut response = json_answer(StatusCode::OK, body);
     if let Some(cookie) = cookie {
@@ -48,7 +48,7 @@ async fn log_out(headers: HeaderMap) -> Response {
     answer(&headers, &json!({ "ok": true }), Some(NewCookie::default()))
 }
 
-/// Answers with the caller, if there is one, and renews its session. Fails if credentials are wrong.
+/// Answers with the caller, if there is one, and renews its session. Fails if the given credentials are wrong.
 async fn who(State(inner): Shared, parts: Parts) -> Answered {
     let (mut context, mut info) = (json!({ "name": null, "roles": [] }), json!({}));
     info["authentication_handlers"] = json!(["cookie", "default"]);
@@ -72,8 +72,8 @@ async fn who(State(inner): Shared, parts: Parts) -> Answered {
     Ok(answer(&parts.headers, &body, renewed.map(|(_, cookie)| cookie)))
 }
 
-/// Begins a session. Fails with 401 if the name or the secret is wrong, and with 403 if a page of another origin sends the request: it
-/// could make its visitor work under a name that it chooses.
+/// Begins a session. Fails with 401 if the name or the secret is wrong, and with 403 if a page of another origin sends the request: such a
+/// page could log its visitor in under a name that it chooses.
 async fn log_in(State(inner): Shared, parts: Parts, body: Body) -> Answered {
     if has(&parts, "next", "") {
         return Err(Failure::bad_request("`next` is not supported: this server does not redirect."));
@@ -99,7 +99,7 @@ fn has(parts: &Parts, key: &str, value: &str) -> bool {
         .any(|(known, given)| known == key && (value.is_empty() || given == value))
 }
 
-/// What a client logs in with, under the names that CouchDB uses.
+/// The name and password that a client logs in with, in fields named as in CouchDB.
 #[derive(Deserialize)]
 struct LogIn {
     #[serde(alias = "username")]

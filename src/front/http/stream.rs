@@ -31,7 +31,7 @@ use crate::{
     store::Isolation,
 };
 
-/// The methods of feeds.
+/// The methods that feeds allow.
 pub(super) const METHODS: &str = "GET,HEAD,POST";
 
 /// The state of a feed after a read.
@@ -109,7 +109,7 @@ struct Stream<S> {
     sent_at: Duration,
     inner: Arc<Inner>,
     caller: Caller,
-    /// The feed's place among the feeds of its caller. A feed that does not wait needs none.
+    /// The feed's place among the feeds of its caller. A feed that does not wait needs no place.
     _place: Option<FeedPermit>,
 }
 
@@ -166,7 +166,7 @@ pub(super) async fn answer<S: Source>(
     Ok(response)
 }
 
-/// Makes an answer in this format.
+/// Creates an answer from `body`, with the headers for this format.
 pub(super) fn respond(form: WireFormat, body: Body) -> Response {
     let mut response = Response::new(body);
     let (kind, cached) = match form {
@@ -179,8 +179,8 @@ pub(super) fn respond(form: WireFormat, body: Body) -> Response {
     response
 }
 
-/// Returns the entity tag of the answer to the query `text`. It depends on the last row of the feed, which every change moves, and on the
-/// horizon. The tag is weak because one position can have several texts.
+/// Returns the entity tag of the answer to the query `text`. The tag depends on the last row of the feed, whose position every change
+/// moves, and on the horizon. The tag is weak because one position can have several texts.
 pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<HeaderValue, Failure> {
     let raw = feed.raw();
     let state = async |tx| {
@@ -211,7 +211,7 @@ impl<S: Source> Stream<S> {
                 Phase::Begin => {
                     self.phase = Phase::Read;
                     Ok(match self.writer.form() {
-                        // Because of this, a client that is cut off before its first row resumes where it began.
+                        // This heartbeat lets a client that is cut off before its first row resume where it began.
                         WireFormat::Events => self.beat(),
                         WireFormat::Array => Bytes::from_static(b"{\"results\":[\n"),
                         WireFormat::Lines => Bytes::new(),
@@ -243,7 +243,7 @@ impl<S: Source> Stream<S> {
         }
     }
 
-    /// Reads some rows. If the read takes longer than the interval of heartbeats, it sends a heartbeat instead.
+    /// Reads some rows. If the read takes longer than the heartbeat interval, sends a heartbeat instead.
     async fn read(&mut self) -> Result<Bytes> {
         if self.caller.is_gone() {
             return Err(Error::invalid("caller", "its credentials are no longer valid"));
@@ -252,7 +252,7 @@ impl<S: Source> Stream<S> {
             self.phase = Phase::End;
             return Ok(Bytes::new());
         }
-        // The read below borrows the source, so the heartbeat is made before it.
+        // The read below borrows the source, so the heartbeat is made first.
         let heartbeat = if self.heartbeat.is_some() { self.beat() } else { Bytes::new() };
         let progress = {
             let mut read = pin!(self.source.read(&mut self.writer, self.limit));
@@ -300,8 +300,8 @@ impl<S: Source> Stream<S> {
         Ok(bytes)
     }
 
-    /// Makes a heartbeat, which keeps the connection from falling silent. If the format allows it, the heartbeat reports how far the feed
-    /// has come, so a client that rarely gets rows continues from there, and not from its last row, which may have become too old.
+    /// Creates a heartbeat, which keeps the connection from falling silent. If the format allows it, the heartbeat reports how far the feed
+    /// has come, so a client that rarely gets rows continues from there, and not from its last row, whose position may have expired.
     fn beat(&mut self) -> Bytes {
         match self.writer.form() {
             WireFormat::Events => {
@@ -335,7 +335,7 @@ impl<S: Source> Stream<S> {
         Bytes::new()
     }
 
-    /// Makes the bytes after the rows.
+    /// Creates the bytes after the rows.
     async fn end(&mut self) -> Result<Bytes> {
         let form = self.writer.form();
         let resharded_at = self.source.resharded_at();

@@ -45,7 +45,7 @@ use crate::{
 /// The maximum number of rows in one read.
 const PAGE_ROWS: usize = 256;
 
-/// A page, and the horizon at the time it was read.
+/// A page, and the horizon when the page was read.
 type Page = (NotificationPage, Sequence);
 
 /// The next item of a subscription; `None` after its end.
@@ -58,7 +58,7 @@ impl Api {
     }
 }
 
-/// Makes the feed that the request asks for.
+/// Creates the feed that the request asks for.
 async fn feed(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     let text = parts.uri.query().unwrap_or_default();
     let query = Query::parse(text, &parts.headers, &inner.options, Topic::Databases)?;
@@ -80,7 +80,7 @@ fn check_body(method: &Method, body: &[u8]) -> Result<(), Failure> {
     Err(Failure::bad_request("The body must be empty, or {}."))
 }
 
-/// Begins to read at most `limit` rows after `cursor`, or before it, newest first, if `descending`.
+/// Starts reading at most `limit` rows after `cursor`; if `descending`, the rows before it, newest first.
 fn load(inner: &Arc<Inner>, cursor: Cursor, descending: bool, limit: usize) -> Load<Page> {
     let inner = Arc::clone(inner);
     Load::begin(async move {
@@ -131,12 +131,12 @@ struct Updates {
     current: Option<Current>,
     /// The page that is being read.
     load: Option<Load<Page>>,
-    /// The new rows, once the feed has caught up and is live.
+    /// The source of new rows, once the feed has caught up and is live.
     live: Option<Box<Live>>,
 }
 
 impl Updates {
-    /// Makes a feed of the rows that `query` asks for, after `start`, without reading any.
+    /// Creates a feed of the rows that `query` asks for, after `start`, without reading any.
     fn new(inner: &Arc<Inner>, query: &Query, start: Cursor) -> Self {
         Self {
             inner: Arc::clone(inner),
@@ -153,7 +153,7 @@ impl Updates {
         }
     }
 
-    /// Makes the feed that `query` asks for. Unless the feed begins now, this reads the first page, and fails if that read fails.
+    /// Creates the feed that `query` asks for. Unless the feed begins now, this reads the first page, and fails if that read fails.
     async fn begin(inner: &Arc<Inner>, query: &Query) -> Result<Self> {
         let start = match query.start {
             _ if query.descending => Sequence::MAX.into(),
@@ -169,7 +169,7 @@ impl Updates {
         Ok(updates)
     }
 
-    /// Takes the page to send next.
+    /// Makes this page the next one to send.
     fn turn(&mut self, (page, horizon): Page) {
         let NotificationPage { mut rows, mut to, mut next, mut more } = page;
         if self.page_size.cut(&mut rows, |row| size_of_row(row)) {
@@ -235,7 +235,7 @@ impl Updates {
         match arrived {
             None => return Ok(Progress::UpToDate),
             Some(Some(Item::Delivery(batch))) => self.turn_to(&batch, out, limit),
-            // After a new subscription the feed would get everything from the beginning, and the client has to know that.
+            // A new subscription would deliver everything from the beginning, and the client has to know that.
             Some(Some(Item::Expired { horizon })) => return Err(Error::Expired { horizon }),
             // The position belongs to another history, so waiting does not help.
             Some(Some(Item::Failed(error @ Error::Invalid { .. }))) => return Err(error),
@@ -246,15 +246,15 @@ impl Updates {
             }
             // Only a feed that began with nothing gets `CaughtUp`, and this subscription skips no rows.
             Some(Some(Item::CaughtUp { .. } | Item::Lagged { .. })) => {}
-            // Without a dispatcher no rows come, so the feed ends and the client tries again.
+            // Without a dispatcher no rows arrive, so the feed ends and the client tries again.
             Some(None) => return Ok(Progress::Over),
         }
         Ok(Progress::More)
     }
 
-    /// Takes the batch to send next. If possible, it uses the bytes that all feeds with this format share.
+    /// Makes `batch` the next one to send. If possible, it uses the bytes that all feeds with this format share.
     fn turn_to(&mut self, batch: &DeliveryBatch, out: &mut Writer, limit: u64) {
-        // A longpoll has only one batch, the first of its reading, and that differs between feeds.
+        // A longpoll sends only one batch, the first of its reading, which differs between feeds.
         let is_shareable = out.form() != WireFormat::Array;
         let shared = if is_shareable { render(batch, out.form(), &self.wanted) } else { None };
         let rows = |rendering: &Rendering| rendering.1.iter().map(|chunk| chunk.rows).sum::<u64>();
@@ -267,7 +267,7 @@ impl Updates {
 }
 
 impl Source for Updates {
-    // CouchDB reports no count here either, and the cost of counting the rows of all databases would grow with the databases.
+    // CouchDB reports no count here either, and the cost of counting the rows of all databases would grow with their number.
     const TELLS_PENDING: bool = false;
 
     async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
@@ -277,7 +277,7 @@ impl Source for Updates {
                 self.write(out, limit);
             }
             if out.rows() > 0 {
-                // An array ends with the rows that existed when it began. It must not go on and on while new rows come.
+                // An array ends with the rows that existed when it began. It must not keep growing while new rows arrive.
                 let is_enough =
                     out.form() == WireFormat::Array && self.is_caught_up && self.current.is_none();
                 return Ok(if is_enough { Progress::UpToDate } else { Progress::More });

@@ -8,7 +8,7 @@ use axum::body::Bytes;
 
 use super::query::Mode;
 
-/// A chunk with this many bytes takes no further rows.
+/// Once a chunk has this many bytes, it takes no more rows.
 pub(super) const CHUNK_BYTES: usize = 32 << 10;
 
 /// The room for the last row of a chunk. Rows of `_db_updates` are shorter, even if all characters of a name are escaped; only a database
@@ -106,7 +106,7 @@ impl Writer {
         self.rows += 1;
     }
 
-    /// Adds `rows` rows that were written elsewhere in the same format, which must not be an array. Take all written bytes before this.
+    /// Adds `rows` rows that were written elsewhere in the same format, which must not be an array. Take all written bytes first.
     pub fn share(&mut self, bytes: Bytes, rows: u64) {
         debug_assert!(self.bytes.is_empty() && self.shared.is_empty(), "they would change places");
         self.shared = bytes;
@@ -129,7 +129,7 @@ impl Writer {
         let mut bytes = std::mem::take(&mut self.shared);
         if bytes.is_empty() {
             let mut written = std::mem::take(&mut self.bytes);
-            // An allocator keeps a block that is more than half full, so this frees room only for short chunks.
+            // The allocator keeps a block that is more than half full, so this frees memory only for short chunks.
             written.shrink_to_fit();
             bytes = written.into();
         }

@@ -1,7 +1,7 @@
 //! [`Decoder`]: all decoders of bytes that come from outside: from the store, a client or a file.
 //!
 //! No decoder may panic, whatever its input is. An accepted value must be the same after it is written and read again. `fuzz/` feeds them
-//! the inputs of a fuzzer, and `tests/decoders.rs` the rows of a store, some of them changed. Both also open folders with such files.
+//! the inputs of a fuzzer, and `tests/decoders.rs` the rows of a store, some of them altered. Both also open folders with such files.
 
 use std::fmt::Debug;
 
@@ -59,7 +59,7 @@ impl Decoder {
     ///
     /// # Panics
     ///
-    /// If a decoder panics, or does not read what it has written as the same value.
+    /// If a decoder panics, or if a value changes when it is written and read again.
     pub fn run(self, input: &[u8]) {
         match self {
             Self::Keys => keys(input),
@@ -93,7 +93,7 @@ fn keys(input: &[u8]) {
     drop(keys.topology_key(key));
     drop(RowSpace::new(&b"bus"[..]).sequence(key));
     if let Ok((feed, row)) = keys.topology_row(&row) {
-        assert_eq!(keys.topology(&feed, row.first), key, "a topology entry stands elsewhere");
+        assert_eq!(keys.topology(&feed, row.first), key, "a topology entry is stored elsewhere");
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     state::keys::{ConsumerRow, DeferredRow, Due, Keys, Lease, NodeId, NodeRow, TopologyRow},
 };
 
-/// Returns the key of the lease of `resource` in `pool`, in the bus with this prefix. A resource is a partition, or a shard of a consumer.
+/// Returns the key of the lease on `resource` in `pool`, in the bus with this prefix. A resource is a partition, or a shard of a consumer.
 ///
 /// Fails with [`Error::Invalid`](crate::Error::Invalid) if the prefix is too long.
 pub fn lease(bus: &[u8], pool: &str, resource: u64) -> Result<Vec<u8>> {
@@ -21,7 +21,7 @@ pub fn owner(lease: &[u8]) -> Result<Option<NodeId>> {
     Ok(Lease::from_bytes(lease)?.owner.map(|owner| owner.node))
 }
 
-/// Returns what distinguishes each heartbeat of a node from all others, and after how long without one the node counts as dead.
+/// Returns what identifies the latest heartbeat of a node, and how long the node may go without one before it counts as dead.
 ///
 /// Fails with [`Error::Corrupt`](crate::Error::Corrupt) if `row` is not the row of a node.
 pub fn node(row: &[u8]) -> Result<(([u8; 16], u64), Duration)> {
@@ -41,15 +41,15 @@ pub fn topology(first: Sequence, entry: &[u8]) -> Result<Range<u64>> {
 /// The stored row of a consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredConsumer {
-    /// Drawn at random when the consumer is created.
+    /// A random id, drawn when the consumer was created.
     pub identity: [u8; 16],
     /// The number of the generation, raised by each reset.
     pub generation: u64,
     /// Where the consumer began when its position was last set.
     pub start: Cursor,
-    /// Whether the consumer is paused: nothing may be worked on.
+    /// Whether the consumer is paused, so that nothing may be worked on.
     pub is_paused: bool,
-    /// After how long without a member the consumer is deleted.
+    /// How long the consumer may be without a member before it is deleted; `None` for no limit.
     pub expiry: Option<Duration>,
     /// The database whose documents the consumer follows; `None` if it follows the notifications.
     pub instance: Option<DbInstance>,
@@ -63,7 +63,7 @@ pub fn consumer(row: &[u8]) -> Result<StoredConsumer> {
     Ok(StoredConsumer { identity, generation, start, is_paused, expiry, instance: feed.instance() })
 }
 
-/// The stored key of an id, for which the checkpoint of its shard does not say what is done.
+/// The stored key of an id whose state the checkpoint of its shard does not describe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredKey {
     /// Up to where the work on the id is finished.

@@ -15,14 +15,14 @@ use crate::{
     store::{Store, Transaction},
 };
 
-/// Returns which member should own each of `resources`, in order. They are given with their current owners, and members with their maxima.
+/// Returns which member should own each of `resources`, in order. A resource comes with its current owner, a member with its maximum.
 pub fn assign(resources: &[(u64, Option<NodeId>)], members: &[(NodeId, u32)]) -> Vec<(u64, Option<NodeId>)> {
     membership::assign(resources, members)
 }
 
 /// The work on a pool.
 pub trait PoolWork: Send + Sync + 'static {
-    /// The resources of the pool.
+    /// Returns the resources of the pool.
     fn resources(&self) -> Result<Vec<u64>>;
 
     /// Works on the resource of `lease` until `stop` completes.
@@ -39,14 +39,14 @@ impl PoolLease {
         (self.0.resource, self.0.epoch)
     }
 
-    /// Fails with [`Error::LeaseLost`](crate::Error::LeaseLost) if the lease is no longer held, and makes `tx` fail if it is lost before
-    /// the commit.
+    /// Fails with [`Error::LeaseLost`](crate::Error::LeaseLost) if the lease is no longer held, and makes `tx` fail if the lease is lost
+    /// before the commit.
     pub async fn check(&self, tx: &Transaction) -> Result<()> {
         self.0.check(tx).await
     }
 }
 
-/// Adapts the work of a test to the worker.
+/// Adapts a test's work to the worker.
 struct Tested<W>(Arc<W>);
 
 impl<W: PoolWork> Work for Tested<W> {
@@ -59,7 +59,7 @@ impl<W: PoolWork> Work for Tested<W> {
     }
 }
 
-/// A node under a prefix, with or without a bus there.
+/// A node under a prefix, which may or may not have a bus.
 #[derive(Debug)]
 pub struct PoolNode {
     member: Arc<Member>,
@@ -96,7 +96,7 @@ impl PoolNode {
     }
 }
 
-/// The share of a node in a pool. Dropping it stops the work at once.
+/// A node's share of a pool. Dropping the share stops its work at once.
 #[derive(Debug)]
 #[must_use = "dropping it stops the work"]
 pub struct PoolWorker(Worker);

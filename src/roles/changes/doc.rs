@@ -16,7 +16,7 @@ use crate::{
 /// The format of stored rows.
 const FORMAT: u16 = 1;
 
-/// The id of a document: UTF-8, 1 to 8,192 bytes, of which a zero byte counts as two. Clones are cheap.
+/// The id of a document: UTF-8, 1 to 8,192 bytes, where a zero byte counts as two. Clones are cheap.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocId(Arc<str>);
 
@@ -26,12 +26,12 @@ impl DocId {
 
     /// Checks `id`. Fails if it is empty or too long.
     pub fn new(id: &str) -> Result<Self> {
-        // In keys a zero byte takes two.
+        // In keys, a zero byte takes two bytes.
         let len = id.len() + id.matches('\0').count();
         if (1..=Self::LEN_MAX).contains(&len) {
             return Ok(Self(id.into()));
         }
-        let reason = format!("it has {len} bytes, of 1 to {}", Self::LEN_MAX);
+        let reason = format!("it has {len} bytes, not 1 to {}", Self::LEN_MAX);
         Err(Error::invalid("document id", reason))
     }
 
@@ -40,7 +40,7 @@ impl DocId {
         &self.0
     }
 
-    /// Whether it is the id of a design document.
+    /// Whether this is the id of a design document.
     pub fn is_design(&self) -> bool {
         self.0.starts_with("_design/")
     }
@@ -115,7 +115,7 @@ pub struct DocSummary {
     pub revision: Revision,
     /// The number of leaves, at least 1. If it is 1, the winning revision is the only leaf.
     pub branches: u32,
-    /// Whether the winning revision is a deletion. If it is, every leaf is.
+    /// Whether the winning revision is a deletion. If so, every leaf is a deletion.
     pub is_deleted: bool,
 }
 

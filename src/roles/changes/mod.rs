@@ -5,7 +5,7 @@
 //! costs one key, and an update clears one more key. Neither reads anything from the feed except the one key that shows that its shards
 //! have not changed.
 //!
-//! This is not a document store. A layer keeps the documents, each with the sequence of its last edit, which the next edit has to pass.
+//! This is not a document store. A layer keeps the documents, each with the sequence of its last edit, which the next edit needs.
 
 mod doc;
 mod rows;
@@ -120,9 +120,9 @@ impl Changes {
         self.raw(&FeedId::documents(db.instance)).create(tx, &new).await
     }
 
-    /// Creates the changes feed of `db` from its old, unsharded rows under `prefix`. Their keys are the prefix and the
-    /// tuple of incarnation and versionstamp, their values those of RFC 003. They become the first shard of the feed,
-    /// number 0; new rows go to other shards, and an edit of a document removes its row from the old range.
+    /// Creates the changes feed of `db` from its old, unsharded rows under `prefix`. Their keys consist of the prefix and a tuple of
+    /// incarnation and versionstamp; their values are those of RFC 003. The rows become the first shard of the feed, number 0; new rows go
+    /// to other shards, and an edit of a document removes its row from the old range.
     ///
     /// Old writers must no longer write to the range.
     ///
@@ -138,8 +138,8 @@ impl Changes {
         self.context.store.run(async |tx| self.raw(&feed).adopt(&tx, (prefix, rows), &new).await).await
     }
 
-    /// Removes the changes feed of `db` in the transaction that deletes the database. It does not clear an adopted old range. Writers
-    /// of the feed in this transaction become invalid.
+    /// Removes the changes feed of `db` in the transaction that deletes the database. An adopted old range is not cleared. Writers of the
+    /// feed in this transaction become invalid.
     pub fn remove(&self, tx: &Transaction, db: &Db) {
         let feed = FeedId::documents(db.instance);
         for range in &self.context.keys.whole_feed(&feed) {
@@ -149,7 +149,7 @@ impl Changes {
         self.topologies.remove(&db.instance);
     }
 
-    /// Makes a writer for changes of `db` in `tx`. It reads one key, so that `tx` fails if the feed is resharded before the commit.
+    /// Makes a writer for changes of `db` in `tx`. Reads one key, so that `tx` fails if the feed is resharded before the commit.
     ///
     /// Fails with [`Error::NoFeed`](crate::Error::NoFeed) if the feed was not created, or was removed, and with
     /// [`Error::OlderThanRows`](crate::Error::OlderThanRows) if this process already knows that the store is older than its rows.
@@ -172,17 +172,17 @@ impl Changes {
         Ok(ChangesWriter::new(self, tx, db, topology))
     }
 
-    /// The changes feed of `db`, for reading or resharding.
+    /// Returns the changes feed of `db`, for reading or resharding.
     pub fn feed(&self, db: &Db) -> Feed<Change> {
         self.feed_of(db.instance)
     }
 
-    /// The changes feed of the database that was created as `instance`, for callers that know only the instance.
+    /// Returns the changes feed of the database that was created as `instance`, for callers that know only the instance.
     pub fn feed_of(&self, instance: DbInstance) -> Feed<Change> {
         Feed::new(Arc::clone(&self.context), FeedId::documents(instance))
     }
 
-    /// The sequence of the last edit of any document of `db`; `None` if there was none.
+    /// Returns the sequence of the last edit of any document of `db`; `None` if there was none.
     pub async fn last_change(&self, db: &Db) -> Result<Option<Sequence>> {
         self.feed(db).last_sequence().await
     }
@@ -233,7 +233,7 @@ impl Changes {
         Ok(rows)
     }
 
-    /// Makes the first topology of a feed. Its token is the instance, which is created only once.
+    /// Makes the first topology of a feed. Its token is the instance of the database, because an instance is created only once.
     fn new_topology(&self, db: &Db, options: &ChangesOptions) -> Result<NewTopology> {
         let new = NewTopology::new(options.shards, Some(options.scheme), self.context.env())?;
         Ok(new.with_token(db.instance.0))

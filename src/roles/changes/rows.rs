@@ -31,7 +31,7 @@ pub struct Leaf {
     pub is_deleted: bool,
 }
 
-/// Provides the layer's leaves and bodies of documents, read in the transaction of the changes.
+/// Provides the layer's leaves and bodies of documents, read in the same transaction as the changes.
 pub trait DocSource: Send + Sync {
     /// Returns all leaves of `doc`, the winning one first. Called only for documents with more than one branch. Default: only the winner,
     /// for layers whose documents have no branches.
@@ -64,7 +64,7 @@ fn winner(doc: &DocSummary) -> Leaf {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChangesQuery {
-    /// The start: rows after it, or, if descending, rows before its position. Default: [`Cursor::BEGINNING`].
+    /// Where to start: with rows after this cursor, or, if descending, with rows before its position. Default: [`Cursor::BEGINNING`].
     pub from: Cursor,
     /// The maximum number of rows, 1 to 10,000. With large documents choose a number that can be read within 5 s. Default: 1,000.
     pub limit: usize,
@@ -74,7 +74,7 @@ pub struct ChangesQuery {
     pub all_leaves: bool,
     /// Whether to read the documents, too (`include_docs`). Default: no.
     pub include_docs: bool,
-    /// Only the rows of this shard, oldest first. Default: rows of all shards.
+    /// If set, only the rows of this shard are read, oldest first. Default: rows of all shards.
     pub shard: Option<ShardId>,
 }
 

@@ -20,9 +20,9 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Reads the changes of a database as they appear. The database's notifications wake it: an edit and its event are in one transaction, so a
 /// notification follows every edit, as long as a notifier runs on some node. Once its dispatcher has ended, the tail polls every 10 s.
 ///
-/// Some changes have no notification: a removal of all changes without the event that their database was deleted, and edits of a database
-/// that the bus considers replaced. The poll of the process finds these within a minute, or later if more than 1,000 feeds of documents
-/// have readers in the process.
+/// Some changes have no notification: the removal of all changes without a `deleted` event of their database, and edits of a database that
+/// the bus considers replaced. The poll of the process finds these within a minute, or later if more than 1,000 feeds of documents have
+/// readers in the process.
 #[derive(Debug)]
 pub struct ChangesTail {
     feed: Feed<Change>,
@@ -33,7 +33,7 @@ pub struct ChangesTail {
     updates: Option<Subscription>,
     /// Whether everything was read.
     is_at_end: bool,
-    /// Learns what the poll of the process finds.
+    /// Reports what the poll of the process finds.
     listener: Option<Listener>,
 }
 
@@ -50,11 +50,11 @@ impl ChangesTail {
 
     /// Waits for the next page, which has at least one row.
     ///
-    /// Fails as [`Feed::page`] does, and with [`Error::NoFeed`](crate::Error::NoFeed) once the database's changes were removed.
+    /// Fails as [`Feed::page`] does, and with [`Error::NoFeed`](crate::Error::NoFeed) once the database's changes have been removed.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the next call returns the page.
+    /// If the future is dropped, nothing is lost: the next call returns the page.
     pub async fn next(&mut self) -> Result<FeedPage<Change>> {
         loop {
             if self.is_at_end {

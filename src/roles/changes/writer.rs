@@ -20,7 +20,7 @@ use crate::{
 
 /// The sequence that a row will have once its transaction has committed.
 ///
-/// A layer stores it with the document, as the operand of `SET_VERSIONSTAMPED_VALUE`, because the next edit has to pass it.
+/// A layer stores the sequence with the document, as the operand of `SET_VERSIONSTAMPED_VALUE`, because the next edit needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingSequence {
     /// How many times the bus was moved.
@@ -43,17 +43,17 @@ impl PendingSequence {
     }
 }
 
-/// Writes changes of the documents of one database in one transaction.
+/// Writes changes to the documents of one database in one transaction.
 ///
-/// The topology that it uses is in the transaction's read-conflict set: the transaction fails and is retried if the feed is
-/// resharded in between.
+/// The topology that the writer uses is in the transaction's read-conflict set: the transaction fails and is retried if the feed is
+/// resharded before the commit.
 pub struct ChangesWriter<'a> {
     changes: &'a Changes,
     tx: &'a Transaction,
     db: &'a Db,
     feed: FeedId,
     topology: Arc<Topology>,
-    /// How many times the transaction had been reset, and the feed removed in it, when the topology was read.
+    /// How many times the transaction had been reset, and the feed had been removed in it, when the topology was read.
     read_at: (u64, u64),
 }
 
@@ -69,14 +69,14 @@ impl<'a> ChangesWriter<'a> {
         Self { changes, tx, db, feed, topology, read_at }
     }
 
-    /// Records an edit of `doc`, and the event of the database: `ddoc_updated` for a design document, else `updated`. `previous` is the
-    /// sequence of the document's last edit, which the caller read with the document; `None` if the document is new.
+    /// Records an edit of `doc`, and the event of the database: `ddoc_updated` for a design document, otherwise `updated`. `previous` is
+    /// the sequence of the document's last edit, which the caller read with the document; `None` if the document is new.
     ///
-    /// This reads nothing. It clears the previous row, if there is one, inserts the new one, and counts the row of a new document. If a
-    /// document is recorded again in the same transaction, it has one row, the last; pass the same `previous` each time.
+    /// This call reads nothing. It clears the previous row, if there is one, inserts the new one, and counts the row of a new document. If
+    /// a document is recorded again in the same transaction, only its last row is kept; pass the same `previous` each time.
     ///
     /// Fails with [`Error::Invalid`] if `doc` has impossible values, if the transaction was reset after the writer was made, or if 65,535
-    /// other documents were recorded in it; and with [`Error::NoFeed`] if the transaction has removed the feed meanwhile.
+    /// other documents were already recorded in it; and with [`Error::NoFeed`] if the transaction has removed the feed meanwhile.
     pub fn record(&self, doc: &DocSummary, previous: Option<Sequence>) -> Result<PendingSequence> {
         doc.check()?;
         let (resets, removals) = self.read_at;

@@ -42,7 +42,7 @@ pub struct ConsumerSettings {
     pub filter: Filter,
     /// Where the consumer starts. Default: with new rows.
     pub start: Start,
-    /// The time without a living member after which the janitor deletes the consumer. Default: never.
+    /// How long the consumer may be without a living member before the janitor deletes it. Default: never.
     pub expiry: Option<Duration>,
 }
 
@@ -64,7 +64,7 @@ impl ConsumerSettings {
         self.documents.map_or_else(FeedId::notifications, FeedId::documents)
     }
 
-    /// The expiry in milliseconds; 0 for none.
+    /// Returns the expiry in milliseconds; 0 if there is none.
     fn expiry_ms(&self) -> Result<u64> {
         let Some(expiry) = self.expiry else { return Ok(0) };
         match u64::try_from(expiry.as_millis()) {
@@ -99,11 +99,11 @@ pub struct DeferredId {
     pub shard: ShardId,
     /// How many times the work on the id has failed.
     pub attempts: u32,
-    /// The milliseconds until the next attempt; 0 if the id is due, or if its work runs.
+    /// The milliseconds until the next attempt; 0 if the id is due, or is being worked on.
     pub due_in_ms: u64,
     /// When the work last failed, in milliseconds since 1970; 0 if it has not failed.
     pub at_ms: u64,
-    /// Why the work failed, in at most 1,000 bytes; empty if it runs for long, or if somebody has asked to work on the id again.
+    /// Why the work failed, in at most 1,000 bytes; empty if the work only takes long, or if somebody has asked to work on the id again.
     pub error: String,
     /// Whether somebody has asked to work on the id again.
     pub is_again: bool,
@@ -142,7 +142,7 @@ impl ConsumerHandle {
         settings.check_filter()?;
         let (feed, expiry_ms) = (settings.feed(), settings.expiry_ms()?);
         let (filter, filter_text) = (settings.filter.hash(), settings.filter.to_string());
-        // Each attempt draws its own identity: an earlier attempt may have created a consumer that was deleted since.
+        // Each attempt draws its own identity: an earlier attempt may have created a consumer that has been deleted since.
         let drawn = &Mutex::new(Vec::new());
         let create = async |tx: Transaction| {
             if let Some(row) = self.row(&tx, Isolation::Serializable).await? {
@@ -191,11 +191,11 @@ impl ConsumerHandle {
         self.context.store.run(create).await
     }
 
-    /// Moves the consumer to another position: to now, to the beginning, or to just after a sequence. Its members can commit nothing more
-    /// of what they have in hand, and continue at the new position. Deferred ids are removed.
+    /// Moves the consumer to another position: to now, to the beginning, or to just after a sequence. Its members can no longer commit the
+    /// work that they have in hand, and continue at the new position. Deferred ids are removed.
     ///
-    /// Without `force` it fails while nodes are members. A node that has crashed remains a member until its heartbeat has been missing for
-    /// its expiry ([`NodeOptions::expiry`](crate::NodeOptions::expiry), 5 s by default).
+    /// Without `force`, this fails while nodes are members. A node that has crashed remains a member until its heartbeat has been missing
+    /// for its expiry ([`NodeOptions::expiry`](crate::NodeOptions::expiry), 5 s by default).
     ///
     /// # Errors
     ///
@@ -205,14 +205,14 @@ impl ConsumerHandle {
         self.change(force, &Change::Reset(to.into())).await
     }
 
-    /// Deletes the consumer, with everything that is stored for it. Its members get nothing more.
+    /// Deletes the consumer, with everything that is stored for it. Its members get no more work.
     ///
     /// Fails with [`Error::ConsumerInUse`] while nodes are members, unless `force` is set, and with [`Error::NoConsumer`].
     pub async fn delete(&self, force: bool) -> Result<()> {
         self.change(force, &Change::Delete).await
     }
 
-    /// Stops the work on all nodes until [`ConsumerHandle::resume`]. Work in hand can commit nothing more. Fails with
+    /// Stops the work on all nodes until [`ConsumerHandle::resume`]. Work in hand can no longer be committed. Fails with
     /// [`Error::NoConsumer`].
     pub async fn pause(&self) -> Result<()> {
         self.change(true, &Change::Pause(true)).await
@@ -223,8 +223,8 @@ impl ConsumerHandle {
         self.change(true, &Change::Pause(false)).await
     }
 
-    /// Changes the consumer that has the name when this begins. After an unknown result the change is made again, unless the consumer was
-    /// deleted or reset by then, either by the first attempt or by somebody else later.
+    /// Changes the consumer that has the name when the call begins. After an unknown result the change is tried again, unless the consumer
+    /// has been deleted or reset by then, either by the first attempt or by somebody else.
     async fn change(&self, force: bool, change: &Change) -> Result<()> {
         let attempted = &Mutex::new(None);
         let run = async |tx: Transaction| {
@@ -363,8 +363,8 @@ impl ConsumerHandle {
     }
 
     /// Makes the consumer work again on the ids that match the glob `ids`: on all such ids of the feed, or only on deferred ones. They are
-    /// due at once, in their newest rows. Everything since the start of the consumer counts as new in them; for a deferred id, everything
-    /// since its last finished work. Returns the number of these ids. Work that runs is not disturbed, and is followed by another run.
+    /// due at once, with their newest rows. Everything since the start of the consumer counts as new; for a deferred id, everything since
+    /// its last finished work. Returns the number of these ids. Runs in progress are not disturbed, and are followed by another run.
     ///
     /// Fails with [`Error::NoConsumer`], and with [`Error::Invalid`] if the glob is malformed.
     pub async fn again(&self, ids: &str, only_deferred: bool) -> Result<u64> {
@@ -406,7 +406,7 @@ impl ConsumerHandle {
     ) -> Result<u64> {
         let row = self.row(tx, Isolation::Serializable).await?.filter(|row| row.identity == known.identity);
         let row = row.ok_or_else(|| self.missing())?;
-        // The keys are read concurrently, to be done within the lifetime of a transaction.
+        // The keys are read concurrently, so that the reads finish within the lifetime of a transaction.
         let keys = ids.iter().map(|id| async {
             let key = self.key_of(tx, &row, id).await?;
             let stored = self.deferred_at(tx, &key, Isolation::Serializable).await?;
@@ -421,7 +421,7 @@ impl ConsumerHandle {
         Ok(ids.len() as u64)
     }
 
-    /// Returns the key of `id`: in the shard in which the id is worked on, or where the key waits to be moved there.
+    /// Returns the key of `id`: in the shard in which the id is worked on, or in a drained shard from which the key has yet to be moved.
     async fn key_of(&self, tx: &Transaction, row: &ConsumerRow, id: &[u8]) -> Result<Vec<u8>> {
         let (keys, feed) = (&self.context.keys, RawFeed::new(&self.context, &row.feed));
         let topology = feed.topology(tx).await?;
@@ -431,7 +431,7 @@ impl ConsumerHandle {
         let (_, first) = keys.consumer_checkpoint_of(key)?;
         let key = |shard| keys.deferred(&self.name, shard, id);
         let shard = topology.shard_beside(feed, first, id)?;
-        // Conflicts with the lease, since checkpoints move all the time: marking a shard, and the switch to its successors, write it.
+        // Conflicts on the lease, because checkpoints move all the time. Marking a shard or switching to its successors writes the lease.
         tx.add_read_conflict(&KeyRange::key(&keys.lease(&self.name.pool(), shard.0)));
         let stored = self.checkpoint_of(tx, shard, Isolation::Snapshot).await?;
         let stored = stored.ok_or_else(|| self.missing())?;
@@ -445,9 +445,9 @@ impl ConsumerHandle {
         Ok(key(shard_in(&topology, feed, successor(&topology, shard)?, id)?))
     }
 
-    /// Gives up the work on a deferred id, up to its newest row; later rows of the id are worked on. A run of the id can commit nothing
-    /// more, but a batch that has the row in hand continues. The id stays in the list until a member has handled its key. Returns false if
-    /// the id is not deferred. Fails with [`Error::NoConsumer`].
+    /// Gives up the work on a deferred id, up to its newest row; later rows of the id are worked on. A run of the id can no longer commit,
+    /// but a batch that has the row in hand continues. The id stays in the list until a member has handled its key. Returns false if the id
+    /// is not deferred. Fails with [`Error::NoConsumer`].
     pub async fn discard(&self, id: &[u8]) -> Result<bool> {
         let discard = async |tx: Transaction| {
             let row = self.existing(&tx, Isolation::Serializable).await?;
@@ -458,7 +458,7 @@ impl ConsumerHandle {
             let newest = tx.get(&newest, Isolation::Snapshot).await?;
             let newest = newest.map(|newest| Sequence::from_bytes(&newest)).transpose()?;
             let done = newest.map_or(stored.done, Cursor::from);
-            // The key is due, so that its shard finds out that the work is finished; until then the key covers rows that come.
+            // The key is due, so that the task of its shard finds the work finished. Until then the key covers new rows.
             tx.set(&key, &DeferredRow::new(done).to_bytes());
             changed(&tx, &self.context.keys, &self.name.pool());
             Ok(true)

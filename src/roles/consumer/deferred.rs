@@ -1,6 +1,6 @@
-//! Ids with keys, which are worked on outside the order of their shard, in a turn of their own.
+//! The work on ids with keys, outside the order of their shard.
 //!
-//! A pass over the keys of a shard looks for those that are due, one page at a time, so that a key costs no memory except its hash. The
+//! A pass over the keys of a shard looks for those that are due, one page at a time, so that a key costs no memory beyond its hash. The
 //! work is always on the newest row of the id, whichever row failed before.
 
 use std::{sync::Arc, time::Duration};
@@ -22,10 +22,10 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
-/// How many keys one transaction reads, or removes.
+/// How many keys one transaction reads.
 const PAGE_KEYS: usize = 500;
 
-/// The size of the keys that one transaction reads and writes, and of what a key has beside the id: at most 500 keys, and 5 MB in all.
+/// The maximum size of a part, and the size of a key without its id, in bytes: at most 500 keys, and 5 MB in a transaction.
 const PART_SIZE: usize = 500_000;
 const BESIDE_ID: usize = 1_000;
 
@@ -48,13 +48,13 @@ pub(super) struct Job<R> {
     pub since: Cursor,
     /// The database that the key of the id names.
     pub worked: Option<DbInstance>,
-    /// True if only the key makes sure that the row is worked on, because the checkpoint may already be past it.
+    /// Whether only the key ensures that the row is worked on, because the checkpoint may already have passed the row.
     pub is_covered: bool,
     pub again: Option<[u8; 16]>,
 }
 
 impl<R: ConsumedRow> Job<R> {
-    /// The work on `row`. `key` is the stored key of its id, if the id has one.
+    /// Makes the job for `row`. `key` is the stored key of its id, if the id has one.
     pub fn new(row: Option<Arc<R>>, since: Cursor, key: Option<&DeferredRow>) -> Self {
         Self {
             row,
@@ -66,23 +66,23 @@ impl<R: ConsumedRow> Job<R> {
         }
     }
 
-    /// The database that has ended and that the handler has to clean up; `None` if there is none.
+    /// Returns the database that has ended and that the handler must clean up; `None` if there is none.
     pub fn gone(&self) -> Option<DbInstance> {
         match self.row.as_deref() {
             None => self.worked,
-            // Work on this database has begun, so the end of the previous one is handled, or has a run of its own.
+            // Work on this database has begun, so the end of the previous one was handled, or will be handled in a run of its own.
             Some(row) if self.worked.is_some() && self.worked == left_instance(Some(row)) => None,
             Some(row) => self.worked.or_else(|| row.gone(&self.since)),
         }
     }
 
-    /// The database on which the run works.
+    /// Returns the database on which the run works.
     pub fn begun_instance(&self) -> Option<DbInstance> {
         let gone = self.gone().filter(|_| self.end.is_none());
         left_instance(self.row.as_deref()).or(gone)
     }
 
-    /// The key of the id while the work on it is not finished. From `stored` it keeps `done` and the request to work again.
+    /// Returns the key of the id while its work is not finished. It keeps `done` and the request to work again from `stored`.
     fn key(&self, stored: Option<DeferredRow>) -> DeferredRow {
         let (ended, instance) = match left_instance(self.row.as_deref()) {
             _ if self.end.is_some() => {
@@ -95,7 +95,7 @@ impl<R: ConsumedRow> Job<R> {
         DeferredRow { instance, ended, again, ..DeferredRow::new(done) }
     }
 
-    /// What the transactions of a run of this job depend on.
+    /// Returns what the transactions of a run of this job depend on.
     pub fn scope(&self, id: &Bytes) -> IdScope {
         IdScope {
             id: id.clone(),
@@ -110,23 +110,23 @@ impl<R: ConsumedRow> Job<R> {
 
 /// A change to the key of an id.
 pub(super) enum KeyChange<'a, R> {
-    /// The run succeeded. The key is removed if the checkpoint alone says as much.
+    /// The run succeeded. The key is removed if the checkpoint alone shows that the work is finished.
     Finished { job: &'a Job<R> },
     /// There is nothing to do: the newest row is finished, or is not wanted.
     Passed { job: &'a Job<R> },
-    /// The run did not succeed, and is closed. If `defer` has a pause, the id is deferred; otherwise it is tried again from memory.
+    /// The run did not succeed, and is closed. If `defer` has a pause, the id is deferred; otherwise it stays in memory and is tried again.
     /// `attempts` counts the failures, including this one.
     Failed { job: &'a Job<R>, attempts: u32, error: &'a str, defer: Option<Duration> },
-    /// The run continues, but must not hold the checkpoint back.
+    /// The run continues, but must not hold the checkpoint back, so a key covers its id.
     Covered { job: &'a Job<R>, attempts: u32 },
-    /// A row makes the id due at once, because its database has ended (this one, if the key names none), or because nothing was due.
+    /// A row makes the id due at once: its database has ended (the one given here, if the key names none), or the key was not due.
     Due(Option<(Sequence, DbInstance)>),
     /// The newest row cannot be read.
     Unreadable(&'a str),
 }
 
 impl<R> KeyChange<'_, R> {
-    /// The pause until the id is due.
+    /// Returns the pause until the id is due.
     fn pause(&self, most: Duration) -> Duration {
         match self {
             Self::Failed { defer, .. } => defer.unwrap_or_default(),
@@ -159,14 +159,14 @@ pub(super) enum Turn {
     InHand,
 }
 
-/// A deferred id that is due, its work, and how many times that has failed.
+/// A deferred id that is due, its work, and how many times the work has failed.
 type DueId<R> = (Bytes, Job<R>, u32);
 
 /// A key that is due, with the newest row of its id.
 type DueKey = (Bytes, DeferredRow, Newest);
 
-/// Cuts `ids` into parts, each for one transaction that reads and writes their keys. Its size counts a key up to six times, and ids of
-/// documents are long.
+/// Splits `ids` into parts, each small enough for one transaction that reads and writes the keys of the ids. The size of a transaction
+/// counts a key up to six times, and ids of documents can be long.
 pub(super) fn parts(ids: &[Bytes]) -> impl Iterator<Item = &[Bytes]> {
     let mut size = 0;
     ids.chunk_by(move |id, _| {
@@ -182,7 +182,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     pub(super) async fn load_deferred(&mut self) -> Result<()> {
         let now = self.now();
         let mut rest = Some(RangeRead::new(self.keys_of_shard()).limit(PAGE_KEYS));
-        // The commits of some of these keys may only land after this read.
+        // The commits that write some of these keys may only land after the read below.
         let finished = std::mem::take(&mut self.deferred).finished;
         for (id, done) in &finished {
             self.deferred.note_finished(id, *done);
@@ -204,8 +204,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.held.context.keys.deferred_of(&self.held.name, Some(self.held.shard))
     }
 
-    /// Returns at most `room` ids that are due and have their `turn`. It reads only one page of keys, so that rows get their turn however
-    /// many keys there are. After an error it reads the same page again.
+    /// Returns at most `room` ids that are due and whose `turn` it is. Reads only one page of keys, so that rows get their turn however
+    /// many keys there are. After an error, the next call reads the same page again.
     pub(super) async fn due_ids(
         &mut self,
         room: usize,
@@ -225,7 +225,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let page = async |tx: Transaction| self.due_in(&tx, &read, room, &turn).await;
         let (keys, soonest, place) = self.db().run(page).await?;
         for (id, key, newest) in keys {
-            // A request may have made the key only just now: from here on it covers the rows of the id.
+            // A request may have made this key just now. From now on the key covers the rows of the id.
             self.deferred.note_key(&id);
             found.extend(self.due_id(id, key, newest).await?);
         }
@@ -244,7 +244,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(found)
     }
 
-    /// Returns at most `room` keys in the range of `read` that are due and have their `turn`, with the newest rows of their ids; the pause
+    /// Returns at most `room` keys in the range of `read` that are due and whose `turn` it is, with the newest rows of their ids; the pause
     /// until the next key is due; and where to continue if the range was not read to its end.
     async fn due_in(
         &self,
@@ -304,7 +304,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             },
         };
         let attempts = key.attempts;
-        // The end is handled alone, before the next database of the name: work that was begun for that one may have to be ended as well.
+        // Each end is handled in a run of its own: the next database of the name may have ended as well, after work on it had begun.
         if let Some(end) = key.ended.or(key.instance.filter(|_| row.is_none())) {
             let again = key.again.filter(|_| row.is_none());
             let job =
@@ -317,7 +317,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let is_unwanted = job.row.as_ref().is_some_and(|row| {
             let is_wanted = |since| row.is_wanted(&self.member.filter, since);
             let has_ended = key.instance.is_some() && key.instance != left_instance(Some(&**row));
-            // A consumer that knows nothing need not learn of the end of a database, unless that came after its start.
+            // A consumer that knows nothing need not handle the end of a database, unless the end came after the consumer's start.
             let is_repeatable =
                 key.again.is_some() && (is_wanted(&Cursor::BEGINNING) || is_wanted(&self.start));
             !has_ended && !is_wanted(&key.done) && !is_repeatable
@@ -338,7 +338,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             let (changed, row) = self.changed_in(&tx, (id, stored.clone()), change, pause).await?;
             let key = held.key(id);
             match &row {
-                // Transactions of the run have read the key, and must conflict.
+                // The key stays the same, but transactions of the run that have read it must conflict.
                 Some(row) if Some(row) == stored.as_ref() => tx.add_write_conflict(&KeyRange::key(&key)),
                 Some(row) => tx.set(&key, &row.to_bytes()),
                 None => tx.clear(&key),
@@ -354,7 +354,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(changed)
     }
 
-    /// Returns what becomes of the key of an id. A key that does not change is still written, as a conflict.
+    /// Returns the result of `change`, and the new value of the key; `None` removes the key. The caller makes an unchanged key a conflict.
     async fn changed_in(
         &self,
         tx: &Transaction,
@@ -370,7 +370,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 let checkpoint = held.checkpoint(tx, Isolation::Serializable).await?;
                 let position = checkpoint.map(|checkpoint| checkpoint.position());
                 let is_look = matches!(change, KeyChange::Passed { .. });
-                // Without a run, a row that comes before the commit may be wanted. After a run, it is after the checkpoint anyway.
+                // Without a run, a row from before this commit may be wanted, and must conflict. After a run, it is past the checkpoint.
                 let isolation = if is_look { Isolation::Serializable } else { Isolation::Snapshot };
                 let newest = self.newest_sequence(tx, id, isolation).await?;
                 let worked = stored.instance;
@@ -404,7 +404,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 stored => Some(DeferredRow { attempts, ..job.key(stored) }),
             },
             KeyChange::Due(ended) => stored.map(|row| {
-                // The tombstone may be dropped before the turn of the id comes.
+                // Saved in the key, because the tombstone may be dropped before the id gets its turn.
                 let ended = ended.filter(|(at, _)| *at > row.done.position()).map(|(_, ended)| ended);
                 let instance = row.instance.or(ended);
                 DeferredRow { due: Due::NOW, attempts: 0, instance, ..row }
@@ -417,7 +417,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok((Changed::Deferred, row))
     }
 
-    /// The position of the newest row of `id`.
+    /// Returns the position of the newest row of `id`.
     async fn newest_sequence(
         &self,
         tx: &Transaction,
@@ -426,11 +426,11 @@ impl<R: ConsumedRow> ShardTask<R> {
     ) -> Result<Option<Sequence>> {
         let key = self.held.context.keys.newest(&self.member.feed, id);
         let stored = tx.get(&key, isolation).await?;
-        // A damaged place belongs to a row that was skipped.
+        // A position that cannot be decoded belongs to a row that was skipped.
         Ok(stored.and_then(|stored| Sequence::from_bytes(&stored).ok()))
     }
 
-    /// Removes keys that say only that work up to `checkpoint` is finished, which the checkpoint itself says.
+    /// Removes keys that say only that work up to `checkpoint` is finished, because the checkpoint says so itself.
     pub(super) async fn clear_finished(&mut self, checkpoint: Sequence) -> Result<()> {
         let now = self.now();
         let passed = self.deferred.finished.iter().filter(|(_, done)| **done <= checkpoint);
@@ -452,7 +452,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                         Some(_) if is_needless => tx.clear(&held.key(id)),
                         // The run on the newest row ended before the commit of an earlier run landed.
                         Some(row) => tx.set(&held.key(id), &DeferredRow { due: Due::NOW, ..row }.to_bytes()),
-                        // A commit that has not landed yet must not land.
+                        // A commit that would write this key, but has not landed yet, must fail.
                         None => tx.add_write_conflict(&KeyRange::key(&held.key(id))),
                     }
                     Ok::<_, crate::Error>((is_needless, newest))

@@ -1,4 +1,4 @@
-//! [`Run`]: one call of a handler, and what its transactions must read so that they commit only while the run may, and only once.
+//! [`Run`]: one call of a handler, and what its transactions must read so that they commit only while the run is allowed to, and only once.
 //!
 //! | transaction | reads | writes |
 //! |---|---|---|
@@ -8,9 +8,9 @@
 //! | end of a run that did not succeed | lease, the same keys | the same keys |
 //! | end of a shard | lease, checkpoint, all keys | checkpoint, and a conflict on the lease |
 //!
-//! A run that is over is first marked in memory. Then the keys that its transactions read are written; for a run that succeeds, only once
-//! the checkpoint has passed it. A transaction that read these keys before conflicts; one that reads them later finds the mark. Another
-//! process has another lease.
+//! A run that is over is first marked in memory. Then the keys that its transactions read are written; for a run that succeeded, only once
+//! the checkpoint has passed it. A transaction that read these keys earlier conflicts; one that reads them later finds the mark. Other
+//! processes need no mark, because they work under another lease.
 
 use std::{
     fmt,
@@ -40,13 +40,13 @@ use crate::{
     store::{Isolation, KeyRange, Transaction},
 };
 
-/// The state of a commit within its transaction.
+/// Whether the transaction that finishes a run still has to do its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "if it is `AlreadyCommitted`, the transaction must not repeat its work"]
 pub enum CommitState {
     /// The work is recorded as finished when the transaction commits.
     Pending,
-    /// An earlier transaction, whose result was unknown, has committed the work. Do nothing more in this one.
+    /// An earlier transaction, whose result was unknown, committed the work. Do nothing more in this one.
     AlreadyCommitted,
 }
 
@@ -57,12 +57,12 @@ impl CommitState {
     }
 }
 
-/// Orders the members that work on a shard, for effects outside the store: of two runs with rows of one id, the later one never has the
-/// smaller token, unless the consumer was deleted and created again in between, or a copy of the store was restored and a node ran before
-/// its incarnation was raised. The text of a token has a fixed length, and sorts as the token does.
+/// Orders the members that work on a shard, for effects outside the store: of two runs with rows of the same id, the later one never has
+/// the smaller token, unless the consumer was deleted and created again in between, or a copy of the store was restored and a node ran
+/// before its incarnation was raised. The text of a token has a fixed length, and sorts like the token.
 ///
-/// Effects in the same store need no token: [`Run::commit_in`] makes them exactly-once. In another database,
-/// keep the token and the sequence beside what a row changes, and change all three together, only forward:
+/// Effects in the same store need no token: [`Run::commit_in`] makes them happen exactly once. In another database, store the token and the
+/// sequence beside the data that a row changes, and update all three together, and only forwards:
 ///
 /// ```sql
 /// UPDATE mirror SET value = :value, token = :token, seq = :seq
@@ -86,7 +86,7 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// The shard of a consumer, held by this process under one lease.
+/// A shard of a consumer, held by this process under one lease.
 #[derive(Debug, Clone)]
 pub(super) struct HeldShard {
     pub consumer: ConsumerHandle,
@@ -108,12 +108,12 @@ impl HeldShard {
         self.context.keys.deferred(&self.name, self.shard, id)
     }
 
-    /// Reads the key of `id` serializably.
+    /// Reads the value of the key of `id`, with serializable isolation.
     pub async fn deferred(&self, tx: &Transaction, id: &[u8]) -> Result<Option<DeferredRow>> {
         self.deferred_at(tx, &self.key(id), Isolation::Serializable).await
     }
 
-    /// The checkpoint; `None` if the consumer does not read the shard, or does not read it yet.
+    /// Reads the checkpoint; `None` if the consumer does not read the shard, or does not read it yet.
     pub async fn checkpoint(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<Cursor>> {
         self.checkpoint_of(tx, self.shard, isolation).await
     }
@@ -128,7 +128,7 @@ impl HeldShard {
         Ok(Due::At(self.context.config.incarnation, at))
     }
 
-    /// Whether the work of a run is finished. `stored` is the key of the id.
+    /// Whether the work of a run is finished. `stored` is the value of the id's key.
     pub async fn is_done(
         &self,
         tx: &Transaction,
@@ -166,17 +166,17 @@ pub(super) struct IdScope {
     pub id: Bytes,
     /// The position of the row; `None` if the id no longer has one.
     pub sequence: Option<Sequence>,
-    /// The database that is left once the work is done; `None` if there is none.
+    /// The database that still exists once the work is done; `None` if there is none.
     pub instance: Option<DbInstance>,
     /// The database whose end the work handles, if it handles nothing else.
     pub end: Option<DbInstance>,
-    /// Whether the run began under a key. A missing key then means that the work is finished, whatever the checkpoint says.
+    /// Whether a key covered the id when the run began. If that key is missing later, the work is finished, whatever the checkpoint says.
     pub is_covered: bool,
     /// The request to work again that the run answers.
     pub again: Option<[u8; 16]>,
 }
 
-/// One call of a handler: what [`Work`](super::Work) and [`Batch`](super::Batch) have in common. Their clones share it.
+/// One call of a handler: what [`Work`](super::Work) and [`Batch`](super::Batch) have in common. Their clones share one run.
 #[derive(Debug)]
 pub struct Run {
     pub(super) held: Arc<HeldShard>,
@@ -191,7 +191,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Makes a run on what is new to `since`, after `failed` failed attempts.
+    /// Makes a run that works on what is new to a consumer that knows `since`, after `failed` failed attempts.
     pub(super) fn new(held: &Arc<HeldShard>, scope: Scope, since: Cursor, failed: u32) -> Arc<Self> {
         let progress = Mutex::new(held.context.env().now());
         let (is_over, has_committed) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -206,12 +206,12 @@ impl Run {
         self.since
     }
 
-    /// The number of this attempt: 1, or more if the work on the id, or on rows of the batch, has failed before.
+    /// Returns the number of this attempt: 1, or more if the work on the id, or on rows of the batch, failed before.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Whether the run is about a deferred id, which comes outside the order of its shard.
+    /// Whether the run is about a deferred id, which is worked on outside the order of its shard.
     pub fn is_deferred(&self) -> bool {
         matches!(&self.scope, Scope::Id(id) if id.is_covered)
     }
@@ -226,12 +226,12 @@ impl Run {
         self.held.shard
     }
 
-    /// The token that orders the members that work on the shard, for effects outside the store.
+    /// Returns the token that orders the members that work on the shard, for effects outside the store.
     pub fn fencing_token(&self) -> FencingToken {
         self.held.token
     }
 
-    /// The id that the run is about; `None` if it is about rows of a batch.
+    /// Returns the id that the run is about; `None` if it is about rows of a batch.
     pub(super) fn id(&self) -> Option<&Bytes> {
         match &self.scope {
             Scope::Id(id) => Some(&id.id),
@@ -263,8 +263,8 @@ impl Run {
         if self.is_over.load(Ordering::SeqCst) { Err(self.cancelled()) } else { Ok(()) }
     }
 
-    /// Makes `tx` fail if the work is finished or cancelled, or the shard is lost, before the commit. Call it in each transaction of work
-    /// that takes several. Counts as progress. Fails as [`Run::commit_in`] does.
+    /// Makes `tx` fail if the work is finished or cancelled, or the shard is lost, before the commit. If the work takes several
+    /// transactions, call this in each of them. Counts as progress. Fails as [`Run::commit_in`] does.
     pub async fn verify(&self, tx: &Transaction) -> Result<()> {
         self.held.lease.check(tx).await?;
         match &self.scope {
@@ -288,15 +288,15 @@ impl Run {
     /// Makes `tx` the transaction that finishes the work: it commits only once, and only if the work was not cancelled and the shard is
     /// still held. Costs two reads and a small write, whatever the number of rows.
     ///
-    /// Fails with [`Error::LeaseLost`] and [`Error::Cancelled`], and with [`Error::PartlyDone`] if an earlier attempt of unknown result has
-    /// finished a part of the batch; return any of them from the handler.
+    /// Fails with [`Error::LeaseLost`] and [`Error::Cancelled`], and with [`Error::PartlyDone`] if an earlier attempt with an unknown
+    /// result finished part of the batch; return any of these errors from the handler.
     pub async fn commit_in(&self, tx: &Transaction) -> Result<CommitState> {
         self.held.lease.check(tx).await?;
         let state = match &self.scope {
             Scope::Rows { after, last, to } => self.commit_rows(tx, (*after, *last), *to).await?,
             Scope::Id(id) => self.commit_id(tx, id).await?,
         };
-        // Set before the check below. The end of a run sets `is_over` first and reads this afterwards, so one of the two sees the other.
+        // Set before the check below. When a run ends, it sets `is_over` first and reads this flag afterwards, so one side sees the other.
         self.has_committed.store(true, Ordering::SeqCst);
         self.check_going_on()?;
         self.progress();
@@ -314,7 +314,7 @@ impl Run {
                 self.held.set_checkpoint(tx, to);
                 Ok(CommitState::Pending)
             }
-            // An earlier attempt had the same rows, but had not read as far beyond them.
+            // An earlier attempt committed the same rows, but had not read as far beyond them.
             Some(stored) if stored.position() >= last => Ok(CommitState::AlreadyCommitted),
             Some(stored) => Err(Error::PartlyDone { stored: stored.position() }),
             // While the lease is held, only a shard that was read to its end has no checkpoint.
@@ -329,13 +329,13 @@ impl Run {
         }
         let is_pending = stored.as_ref().is_some_and(|stored| stored.due != Due::Never);
         let done = finished(id, stored);
-        // Rows may have been passed by because of a pending key. Whether any are left is found out when the run has ended.
+        // Rows may have been skipped because of a pending key. Whether any of them need work is checked when the run has ended.
         let due = if is_pending { Due::NOW } else { done.due };
         tx.set(&self.held.key(&id.id), &DeferredRow { due, ..done }.to_bytes());
         Ok(CommitState::Pending)
     }
 
-    /// Ends the run of a batch, so that none of its transactions can still commit. Returns the checkpoint.
+    /// Ends the run of a batch, so that its transactions can no longer commit. Returns the checkpoint.
     pub(super) async fn revoke_rows(&self) -> Result<Option<Cursor>> {
         self.close();
         let (keys, store) = (&self.held.context.keys, &self.held.context.store);
@@ -366,12 +366,12 @@ pub(super) fn is_finished(stored: &DeferredRow, id: &IdScope) -> bool {
     has_passed && (id.again.is_none() || stored.again != id.again)
 }
 
-/// The key of an id whose work is finished in the transaction that writes the key.
+/// Returns the value for the key of an id. The transaction that writes the key also finishes the work on the id.
 pub(super) fn finished(id: &IdScope, stored: Option<DeferredRow>) -> DeferredRow {
     let again = stored.as_ref().and_then(|stored| stored.again).filter(|again| Some(*again) != id.again);
     let (mut ended, mut is_left) = (None, again.is_some());
     let (done, instance) = match (stored, id.sequence) {
-        // The id was discarded while the run went on.
+        // The id was discarded during the run.
         (Some(stored), Some(sequence)) if stored.done.position() > sequence => (stored.done, stored.instance),
         (_, Some(sequence)) => (sequence.into(), id.instance),
         (Some(stored), None) => {
@@ -397,7 +397,7 @@ mod tests {
         FencingToken { incarnation: Incarnation(incarnation), generation, shard: ShardId(shard), epoch }
     }
 
-    /// Other databases store the text, so it must never change.
+    /// Users store the text in other databases, so its form must never change.
     #[test]
     fn the_text_of_a_token_has_a_fixed_form() {
         let texts = [(1, 2, 258, 10), (255, u64::MAX, u64::MAX, u64::MAX)].map(|of| token(of).to_string());

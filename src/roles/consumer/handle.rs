@@ -43,17 +43,17 @@ impl<R: ConsumedRow> Work for Working<R> {
     }
 }
 
-/// A member of a consumer on this node. Dropping it stops the member at once, as a crash would, except that handlers are closed.
+/// A member of a consumer on this node. Dropping this handle stops the member at once, as a crash would, except that handlers are closed.
 /// [`Consumer::shutdown`] lets runs end, saves the checkpoints, and releases the leases.
 #[must_use = "dropping the handle stops the member"]
 pub struct Consumer {
-    /// Shows handlers that are closed after an abort that the member was dropped. Must be dropped before the worker.
+    /// Marks the member as dropped, for handlers that are closed after an abort. Must be dropped before the worker.
     dropped: DroppedFlag,
     worker: Worker,
     member: Arc<Member>,
     /// The task that writes the low watermark. It is aborted on drop.
     writer: JoinSet<()>,
-    /// Makes the process poll for new rows; all its consumers share the poll.
+    /// Makes the process poll for new rows. All consumers of the process share the poll.
     hints: Arc<Listener>,
 }
 
@@ -63,18 +63,18 @@ impl Consumer {
         Self { dropped, worker, member, writer, hints }
     }
 
-    /// The consumer as a whole, on all nodes.
+    /// Returns the handle of the consumer as a whole, on all nodes.
     pub fn handle(&self) -> &ConsumerHandle {
         &self.member.consumer
     }
 
-    /// The shards on which this node works at the moment, in order.
+    /// Returns the shards on which this node works at the moment, in order.
     pub fn shards(&self) -> Vec<ShardId> {
         self.member.working()
     }
 
     /// Completes when this member can no longer work: with [`Error::NoFeed`] if the feed of the consumer is gone, and with
-    /// [`Error::NoConsumer`] if the consumer was deleted, and its name now belongs to a consumer with another feed or filter. Cancel safe.
+    /// [`Error::NoConsumer`] if the consumer was deleted and its name now belongs to a consumer with another feed or filter. Cancel safe.
     pub async fn ended(&self) -> Error {
         self.member.ended().await
     }
@@ -99,7 +99,7 @@ impl Consumer {
         writer.shutdown().await;
         drop(dropped);
         member.closing.finish().await;
-        // There may be no next member, and the janitor waits for the checkpoints that were saved just now.
+        // No other member may be left to write the low watermark, which shows the janitor the checkpoints that were just saved.
         if is_first && ended.is_ok() {
             let (env, what) = (member.env(), "writing the low watermark of a consumer");
             if let Err(error) = in_time(env, what, member.write_low_watermark(&hints, false)).await {

@@ -23,7 +23,7 @@ pub type HandlerResult = Result<(), Box<dyn StdError + Send + Sync>>;
 
 /// A type of row that consumers work on: [`Notification`] or [`Change`](crate::changes::Change).
 pub trait ConsumedRow: FeedRow + Clone {
-    /// The database that the row is about; `None` for rows of documents.
+    /// Returns the database that the row is about; `None` for rows of documents.
     #[doc(hidden)]
     fn instance(&self) -> Option<DbInstance> {
         None
@@ -42,7 +42,7 @@ pub trait ConsumedRow: FeedRow + Clone {
         true
     }
 
-    /// The database that is gone, if a consumer that knows `since` may have worked on it.
+    /// Returns the database that is gone, if a consumer that knows `since` may have worked on it.
     #[doc(hidden)]
     fn gone(&self, since: &Cursor) -> Option<DbInstance> {
         let _ = since;
@@ -79,7 +79,7 @@ impl ConsumedRow for Change {}
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CloseReason {
-    /// The consumer is shut down or dropped, or the shard goes to another node. Effects can still be committed.
+    /// The consumer is shut down or dropped, or the shard moves to another node. Effects can still be committed.
     Shutdown,
     /// The lease is lost: another node has taken over, the consumer was paused, reset or deleted, or this node has expired. Nothing more
     /// can be committed.
@@ -95,10 +95,10 @@ pub enum CloseReason {
 /// takes either is a handler, too.
 ///
 /// For each shard that a node holds, `opened` is called first, `closed` last (unless the process ends), and `handle` in between: for
-/// several ids at once, but never twice at once for the same id; for batches one at a time. A handler of batches that panics is replaced.
+/// several ids at once, but never twice at once for the same id; for batches one at a time. If a handler of batches panics, it is replaced.
 pub trait Handler<W>: Send + Sync + 'static {
-    /// Works on the newest row of an id, or on some rows. After an error, a panic or a crash it is called again, and must tolerate that,
-    /// unless the effect is in a transaction that called [`Run::commit_in`]. If the work is cancelled, its future is dropped.
+    /// Works on the newest row of an id, or on a batch of rows. After an error, a panic or a crash it is called again, and must tolerate
+    /// that, unless the effect is in a transaction that called [`Run::commit_in`]. If the work is cancelled, its future is dropped.
     fn handle(&self, work: W) -> impl Future<Output = HandlerResult> + Send;
 
     /// Called when the node begins to work on `shard`.
@@ -142,26 +142,26 @@ impl<R> Deref for Work<R> {
 }
 
 impl<R> Work<R> {
-    /// The id: the name of a database, or the id of a document.
+    /// Returns the id: the name of a database, or the id of a document.
     pub fn id(&self) -> &[u8] {
         &self.id
     }
 
-    /// The newest row of the id; `None` if there is only an end to handle ([`Work::gone`]), or if the id no longer has a row, because its
-    /// tombstone was dropped while the id was deferred.
+    /// Returns the newest row of the id; `None` if there is only an end to handle ([`Work::gone`]), or if the id no longer has a row,
+    /// because its tombstone was dropped while the id was deferred.
     pub fn row(&self) -> Option<&Arc<R>> {
         self.row.as_ref()
     }
 
-    /// The database whose end is news: drop what was made for it, before anything is made for its successor. After a failure it may come
-    /// without a row, and the row of the successor afterwards.
+    /// Returns the database whose end is news: drop what was made for it before you make anything for its successor. After a failure, the
+    /// end may come without a row, and the row of the successor afterwards.
     pub fn gone(&self) -> Option<DbInstance> {
         self.gone
     }
 }
 
 impl Work<Notification> {
-    /// What is new in the row; `None` if there is no row.
+    /// Returns what is new in the row; `None` if there is no row.
     pub fn news(&self) -> Option<News> {
         Some(self.row.as_ref()?.news_since(self.since()))
     }
@@ -183,8 +183,8 @@ pub struct Batch<R> {
 }
 
 impl<R> Batch<R> {
-    /// The name and the instance of a database that ended while it was deferred, if no row says so: drop what was made for it. The row of
-    /// its successor comes afterwards.
+    /// Returns the name and the instance of a database that ended while its name was deferred, if no row says so: drop what was made for
+    /// it. The row of its successor comes afterwards.
     pub fn gone(&self) -> Option<(&[u8], DbInstance)> {
         self.gone.as_ref().map(|(id, instance)| (&id[..], *instance))
     }
@@ -205,7 +205,7 @@ impl<R> fmt::Debug for Batch<R> {
     }
 }
 
-/// What a handler is called with.
+/// The argument with which a handler is called.
 pub(super) enum Call<R> {
     Id(Work<R>),
     Rows(Batch<R>),
@@ -252,7 +252,7 @@ impl<R: ConsumedRow, W: From<Call<R>> + Send + 'static, H: Handler<W>> AnyHandle
 /// Makes the handler of a shard.
 pub(super) type Factory<R> = Box<dyn Fn(ShardId) -> Arc<dyn AnyHandler<R>> + Send + Sync>;
 
-/// Returns the text of `error` and its sources. The user's code writes that text, and may panic.
+/// Returns the text of `error` and its sources. The text comes from the user's code, which may panic.
 pub(super) fn chain(error: &(dyn StdError + 'static)) -> String {
     let text = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| chain_of(error)));
     text.unwrap_or_else(|_| "an error whose text panics".to_owned())
@@ -272,12 +272,12 @@ fn chain_of(error: &(dyn StdError + 'static)) -> String {
     text
 }
 
-/// The database that is left once the work on `row` is done; `None` if there is none.
+/// Returns the database that still exists once the work on `row` is done; `None` if there is none.
 pub(super) fn left_instance<R: ConsumedRow>(row: Option<&R>) -> Option<DbInstance> {
     row.filter(|row| !row.is_tombstone()).and_then(ConsumedRow::instance)
 }
 
-/// The sequence of a row that may be missing.
+/// Returns the sequence of `row`; `None` if there is no row.
 pub(super) fn sequence_of<R: FeedRow>(row: Option<&Arc<R>>) -> Option<Sequence> {
     row.map(|row| row.sequence())
 }

@@ -1,7 +1,7 @@
 //! [`InHand`]: the ids that a shard's task has in memory. It uses neither the store nor a clock.
 //!
-//! Each id is there only once, however many of its rows were read: a newer row replaces the previous one. An id that no key in the store
-//! covers holds the watermark back, at the first of its rows that is not finished.
+//! Each id is in hand only once, however many of its rows were read: a newer row replaces the previous one. An id that no key in the store
+//! covers holds the watermark back, just before its first unfinished row.
 //!
 //! ```text
 //!             offer                due                    start
@@ -20,7 +20,7 @@ use bytes::Bytes;
 
 use crate::base::encoding::Sequence;
 
-/// Returns the tenant of an id.
+/// A function that returns the tenant of an id.
 pub(super) type TenantOf = dyn Fn(&[u8]) -> Bytes + Send + Sync;
 
 /// Divides ids into tenants, which share the concurrency of a consumer fairly on each node.
@@ -31,16 +31,16 @@ pub(super) struct Tenants {
     pub running_max: usize,
 }
 
-/// One id in hand. `T` is what its work needs.
+/// One id in hand. `T` is the type of its work.
 pub(super) struct Entry<T> {
     pub work: T,
     /// How many times in a row the work has failed.
     pub attempts: u32,
     /// When the work on the first unfinished row began.
     pub began: Option<Duration>,
-    /// The first unfinished row, if no key covers it.
+    /// The position of the first unfinished row; `None` if a key covers the id.
     first: Option<Sequence>,
-    /// A newer row that came while this one ran: its position, and its work.
+    /// The position of the first row that came during the run, and the work on the newest such row.
     next: Option<(Sequence, T)>,
     /// The tenant of the id, as determined when the id became ready.
     tenant: Bytes,
@@ -112,7 +112,7 @@ impl<T> InHand<T> {
         self.covered
     }
 
-    /// The number of deferred ids in hand, except those whose tenant is busy.
+    /// Returns the number of deferred ids in hand, except those that wait because their tenant is busy.
     pub fn due(&self) -> usize {
         let waits = |entry: &&Entry<T>| !entry.is_running() && self.is_busy(&entry.tenant);
         self.due.iter().filter_map(|id| self.entries.get(id)).filter(|entry| !waits(entry)).count()
@@ -130,8 +130,8 @@ impl<T> InHand<T> {
         self.entries.contains_key(id)
     }
 
-    /// Whether a deferred id can be taken together with those in `taken`. For each tenant one more id is taken than may run, so that one
-    /// waits in the queue of a tenant that is always busy.
+    /// Whether a deferred id can be taken together with those in `taken`. Each tenant may have one more id in hand than may run, so that a
+    /// deferred id waits in the queue even if the tenant is always busy.
     pub fn has_turn<'a>(&self, id: &[u8], taken: impl Iterator<Item = &'a Bytes>) -> bool {
         let Some(divide) = &self.divide else { return true };
         let tenant = self.tenant_of(id);
@@ -142,15 +142,15 @@ impl<T> InHand<T> {
         running + waiting + taken <= divide.running_max
     }
 
-    /// Whether a tenant already runs as many ids as it may.
+    /// Whether `tenant` already has the maximum number of running ids.
     fn is_busy(&self, tenant: &Bytes) -> bool {
         self.divide.as_ref().is_some_and(|divide| {
             self.tenants.get(tenant).is_some_and(|tenant| tenant.running >= divide.running_max)
         })
     }
 
-    /// Takes the row of `id` at `at`, which no key covers, to be worked on at `due`. If the id is in hand, `merge` gets the waiting work
-    /// and the new work, and a pause continues. Returns whether the id is running; its new row is then kept for later.
+    /// Takes the row of `id` at `at`, which no key covers, to be worked on at `due`. If the id is in hand, `merge` combines the waiting
+    /// work with the new work, and a pause continues. Returns whether the id is running; its new row then waits for the end of the run.
     pub fn offer(
         &mut self,
         id: &Bytes,
@@ -178,7 +178,7 @@ impl<T> InHand<T> {
         false
     }
 
-    /// Takes an id that its key covers, to be worked on now.
+    /// Takes an id that is covered by its key, to be worked on now.
     pub fn offer_covered(&mut self, id: &Bytes, work: T, attempts: u32) {
         if !self.entries.contains_key(id) {
             self.covered += 1;
@@ -213,7 +213,7 @@ impl<T> InHand<T> {
         }
     }
 
-    /// Asks the user's code for the tenant of `id`. If that panics, the tenant has an empty name.
+    /// Calls the user's code to get the tenant of `id`. If the call panics, the tenant has an empty name.
     fn tenant_of(&self, id: &[u8]) -> Bytes {
         let Some(divide) = &self.divide else { return Bytes::new() };
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (divide.of)(id))).unwrap_or_default()
@@ -256,7 +256,7 @@ impl<T> InHand<T> {
         None
     }
 
-    /// Puts a tenant back into the queue, or forgets a tenant that has nothing to do.
+    /// Puts `tenant` back into the queue, or forgets it if it has nothing to do.
     fn give_turn(&mut self, tenant: Bytes) {
         let turn = self.number();
         let Some(queue) = self.tenants.get_mut(&tenant) else { return };
@@ -274,7 +274,7 @@ impl<T> InHand<T> {
         if let Some(entry) = entry {
             entry.state = State::Idle;
             self.running -= 1;
-            // The tenant at the start of the run: the user's code may return another one by now.
+            // The run counts for the tenant that it started with, even if the user's code would return another one by now.
             let tenant = entry.tenant.clone();
             if let Some(queue) = self.tenants.get_mut(&tenant) {
                 self.turns.remove(&(queue.running, queue.turn, tenant.clone()));
@@ -357,12 +357,12 @@ impl<T> InHand<T> {
         Some(entry)
     }
 
-    /// The position up to which everything is finished, or covered by keys. `read` is how far rows were taken.
+    /// Returns the position up to which everything is finished or covered by keys. Rows were taken up to `read`.
     pub fn watermark(&self, read: Sequence) -> Sequence {
         self.firsts.first().map_or(read, |first| first.before().min(read))
     }
 
-    /// When the next waiting id is due.
+    /// Returns when the next waiting id is due.
     pub fn next_due(&self) -> Option<Duration> {
         self.timers.first().map(|(due, _)| *due)
     }

@@ -12,27 +12,27 @@ use foldhash::quality::RandomState;
 
 use crate::base::encoding::Sequence;
 
-/// The maximum number of ids with keys that a task remembers. With more, it looks up each id until it reads all keys again.
+/// The maximum number of ids with keys that a task remembers. Beyond it, the task looks up each id until it next reads all keys.
 const HASHES_MAX: usize = 100_000;
 
 /// What a task knows about the keys of its shard.
 pub(super) struct KnownKeys {
-    /// The hashes of ids that may have keys. Other ids have none, except those that somebody has just asked to work on again. `None` if
-    /// there are too many: then each id may have a key.
+    /// The hashes of ids that may have keys. Other ids have none, unless somebody has just asked to work on them again. `None` if there are
+    /// too many hashes; then any id may have a key.
     hashes: Option<HashSet<u64>>,
-    /// Ids whose keys say only up to where work is finished, with that position. They are checked once the checkpoint has passed it.
+    /// Ids whose keys say only up to where work is finished, with that position. Once the checkpoint has passed it, the key is checked.
     pub finished: BTreeMap<Bytes, Sequence>,
-    /// Where the pass continues; `None` between two passes.
+    /// Where the current pass continues; `None` between two passes.
     pub place: Option<Bytes>,
-    /// When the pass began.
+    /// When the current or last pass began.
     pub began: Duration,
-    /// When the first of the keys that the pass has met is due.
+    /// When the earliest of the keys that the pass has seen so far is due.
     pub soonest: Option<Duration>,
     /// When the next pass begins; `None` if there are no keys.
     pub next_pass: Option<Duration>,
 }
 
-/// No id is known to have a key.
+/// In the default state, no id is known to have a key.
 impl Default for KnownKeys {
     fn default() -> Self {
         let hashes = Some(HashSet::new());
@@ -64,12 +64,12 @@ impl KnownKeys {
         !hashes.is_empty() && hashes.contains(&hash_of(id))
     }
 
-    /// When there may be deferred ids to work on.
+    /// Returns when there may be deferred ids to work on.
     pub fn next_turn(&self) -> Option<Duration> {
         self.next_pass
     }
 
-    /// Notes that a key of `id` was written, which is due at `at`.
+    /// Notes that `id` has a key that is due at `at`.
     pub fn note(&mut self, id: &[u8], at: Duration) {
         self.note_key(id);
         self.next_pass = Some(self.next_pass.map_or(at, |next| next.min(at)));
@@ -79,7 +79,7 @@ impl KnownKeys {
     /// Notes that the key of `id` says only that everything up to `done` is finished.
     pub fn note_finished(&mut self, id: &Bytes, done: Sequence) {
         self.note_key(id);
-        // The first position stays: once the checkpoint has passed it, the position of the newest row takes its place.
+        // The first position is kept. Once the checkpoint has passed it, the position of the newest row replaces it.
         self.finished.entry(id.clone()).or_insert(done);
     }
 
@@ -91,7 +91,7 @@ impl KnownKeys {
     }
 }
 
-/// The hash of `id` in this process. Callers choose the ids, so the hash is seeded: nobody can choose an id with the hash of another.
+/// Returns the hash of `id` in this process. Users choose the ids, so the hash is seeded: nobody can craft an id with the hash of another.
 pub(super) fn hash_of(id: &[u8]) -> u64 {
     static SEEDED: LazyLock<RandomState> = LazyLock::new(RandomState::default);
     SEEDED.hash_one(id)

@@ -1,11 +1,11 @@
-//! The low watermark of a consumer: a position before which no shard has a wanted row that is not finished or deferred.
+//! The low watermark of a consumer: a position before which every wanted row, in all shards, is finished or deferred.
 //!
-//! The janitor reads it before dropping a tombstone, so that it need not read the checkpoints of all consumers in all shards. And a shard
-//! begins at its checkpoint or at the low watermark, whichever is later, so a shard whose rows nobody wants writes nothing.
+//! The janitor reads the low watermark before it drops a tombstone, so it need not read all checkpoints of all consumers. A shard begins at
+//! its checkpoint or at the low watermark, whichever is later, so a shard whose rows nobody wants need not write a checkpoint.
 //!
-//! The member that works on the first shard writes it now and then, while the feed moves. It may be behind, but is never too high:
-//! checkpoints only grow, later rows have later positions, and a reset removes it. Feeds of documents keep no tombstones, and their
-//! consumers have no low watermark.
+//! The member that works on the first shard writes the low watermark now and then, while the feed grows. The value may be behind, but is
+//! never too high: checkpoints only grow, later rows have later positions, and a reset removes the low watermark. Feeds of documents keep
+//! no tombstones, and their consumers have no low watermark.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,7 +47,7 @@ const STUCK: Backoff = Backoff { min: PAUSE, max: Duration::from_mins(10) };
 /// How many rows are read at once.
 const PAGE_ROWS: usize = 1_000;
 
-/// How many pages of a shard are searched before the low watermark is written.
+/// The maximum number of pages of a shard that are searched before the low watermark is written.
 const PAGES_MAX: usize = 100;
 
 /// The pauses between checks of whether a consumer has caught up.
@@ -56,11 +56,11 @@ const CAUGHT_UP: Backoff = Backoff { min: Duration::from_millis(20), max: Durati
 /// The name of the task in reports of trouble.
 const WRITER: &str = "low watermark of a consumer";
 
-/// The rows of a shard that nobody has to work on.
+/// The rows of a shard that need no work.
 struct Passed {
     /// The position up to which there are no other rows.
     to: Sequence,
-    /// Whether no wanted row was met, and the end of the shard was not reached: beyond that end, rows of its ids may be in other shards.
+    /// Whether no wanted row was found, and the shard did not end: after its end, rows of its ids may be in other shards.
     is_all: bool,
 }
 
@@ -116,8 +116,8 @@ impl Member {
         }
     }
 
-    /// Writes the low watermark unless it is written already, and returns it; `None` if the consumer does not exist, or needs none. The
-    /// tasks of this node know what they have passed in their shards. If `reads` is set, the rows that other shards may have got are read.
+    /// Writes the low watermark unless the stored one is current, and returns it; `None` if the consumer does not exist, or needs none. The
+    /// tasks of this node know what they have passed in their shards. If `reads` is set, rows that may have come in other shards are read.
     pub async fn write_low_watermark(&self, hints: &Listener, reads: bool) -> Result<Option<Sequence>> {
         if self.feed.instance().is_some() {
             return Ok(None);
@@ -152,7 +152,7 @@ impl Member {
         passed: &Passages,
         working: Option<&BTreeSet<ShardId>>,
     ) -> Result<Attempt> {
-        // A reset or a deletion of the consumer invalidates what was found.
+        // The serializable reads conflict with a reset or a deletion of the consumer, which invalidates what was found.
         let (row, checkpoints, stored) = tokio::try_join!(
             self.row(tx, Isolation::Serializable),
             self.checkpoints(tx),
@@ -186,8 +186,8 @@ impl Member {
         Ok(Attempt::Done(Some(low.unwrap_or(stored))))
     }
 
-    /// Passes the rows of `shard`, after both its checkpoint `stored` and `low`, up to the first wanted row. With a `barrier`, rows of
-    /// later events are not wanted.
+    /// Reads past the unwanted rows of `shard`, from its checkpoint `stored` or from `low`, whichever is later, up to the first wanted row.
+    /// With a `barrier`, rows that show only later events are not wanted.
     async fn unwanted_up_to(
         &self,
         shard: ShardId,
@@ -196,7 +196,7 @@ impl Member {
         barrier: Option<Sequence>,
     ) -> Result<Passed> {
         let mut passed = Passed { to: stored.position().max(low), is_all: true };
-        // Rows behind that many pages wait for a later write of the low watermark; a barrier has to see all rows.
+        // Rows after that many pages are left to a later write of the low watermark, but with a barrier all rows must be read.
         for _ in 0..barrier.map_or(PAGES_MAX, |_| usize::MAX) {
             let read = async |tx: Transaction| {
                 tx.set_option(TransactionOption::Priority(Priority::Batch));
@@ -223,11 +223,11 @@ impl Member {
         Ok(passed)
     }
 
-    /// Whether `row` may show a wanted event; with a `barrier`, one that is not after the barrier.
+    /// Whether `row` may show a wanted event. With a `barrier`, events after the barrier do not count.
     fn is_wanted(&self, row: &StoredRow, since: &Cursor, barrier: Option<Sequence>) -> bool {
         let is_later = barrier.is_some_and(|barrier| row.sequence > barrier);
         if self.feed.instance().is_some() {
-            // The first edit of a document has no row before it.
+            // A row for the first edit of a document cannot have moved from an earlier position.
             let may_have_moved = |row: Change| row.doc.revision.position > 1 || row.doc.branches > 1;
             return !is_later || Change::from_stored(row.sequence, &row.value).is_ok_and(may_have_moved);
         }
@@ -238,17 +238,17 @@ impl Member {
         })
     }
 
-    /// Waits until everything that is in the feed now is finished, or deferred.
+    /// Waits until everything that is in the feed now is finished or deferred.
     pub async fn caught_up(&self) -> Result<()> {
         self.wait_for(self.feed_end().await?).await
     }
 
-    /// The last position that can be read now.
+    /// Returns the last position that can be read now.
     async fn feed_end(&self) -> Result<Sequence> {
         self.context.store.run(async |tx| self.feed().last_readable(&tx).await).await
     }
 
-    /// Waits until everything that was committed up to `version` is finished, or deferred.
+    /// Waits until everything that was committed up to `version` is finished or deferred.
     pub async fn wait_until(&self, version: u64) -> Result<()> {
         let at = if self.feed.instance().is_some() {
             let (at, now) =

@@ -54,19 +54,19 @@ pub(super) struct Member {
     ended: watch::Sender<Option<Error>>,
 }
 
-/// Says what the tasks of a consumer have to read again: everything if the shards have changed, or else what they read before `version`.
+/// What the tasks of a consumer must read again: everything if the shards have changed, or else what they read before `version`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     /// How many times the shards have changed.
     pub shards: u64,
-    /// The version of the last change to anything.
+    /// The version of the last change of any kind.
     pub version: u64,
 }
 
-/// The identity and the generation of a consumer, which last until its position is set again.
+/// The identity and the generation of a consumer, which stay the same until its position is set again.
 pub(super) type Identity = ([u8; 16], u64);
 
-/// Up to where shards have no wanted row after their checkpoints. This holds, whichever node works on them, until the identity changes.
+/// For each shard, up to where no wanted row follows its checkpoint. Until the identity changes, this holds whichever node works on it.
 pub(super) type Passages = (Identity, BTreeMap<ShardId, Sequence>);
 
 /// The shards of a consumer, as far as a node knows them.
@@ -82,7 +82,7 @@ struct Known {
     identity: Option<Identity>,
     /// How many times the first shard, the successors or the identity have changed.
     changes: u64,
-    /// Up to where the tasks of the node have read no wanted rows.
+    /// Up to where the tasks of the node have found no wanted rows.
     passed: Passages,
 }
 
@@ -120,7 +120,7 @@ impl Member {
         RawFeed::new(&self.context, &self.feed)
     }
 
-    /// How many times the shards have changed; `None` unless the node works on the first one.
+    /// Returns how many times the shards have changed; `None` unless the node works on the first shard.
     pub fn if_first(&self) -> Option<u64> {
         let known = self.known.lock();
         known.first.is_some_and(|first| known.working.contains(&first)).then_some(known.changes)
@@ -132,7 +132,7 @@ impl Member {
         self.changes.send_if_modified(|changes| std::mem::replace(changes, now) != now);
     }
 
-    /// The shards on which the node works, in order.
+    /// Returns the shards on which the node works, in order.
     pub fn working(&self) -> Vec<ShardId> {
         let mut shards = self.known.lock().working.clone();
         shards.sort_unstable();
@@ -149,7 +149,7 @@ impl Member {
         passed.1.insert(shard, to);
     }
 
-    /// Returns up to where the tasks of the node have read no wanted rows, and the shards on which the node works.
+    /// Returns up to where the tasks of the node have found no wanted rows, and the shards on which the node works.
     pub fn passed(&self) -> (Passages, BTreeSet<ShardId>) {
         let known = self.known.lock();
         (known.passed.clone(), known.working.iter().copied().collect())
@@ -160,7 +160,7 @@ impl Member {
         self.known.lock().first == Some(shard)
     }
 
-    /// Whether `shard` takes over from shards that are not drained.
+    /// Whether `shard` will take over from shards that are not drained yet.
     pub fn is_successor(&self, shard: ShardId) -> bool {
         self.known.lock().successors.contains(&shard)
     }
@@ -170,14 +170,14 @@ impl Member {
         self.ended.send_replace(Some(error));
     }
 
-    /// Completes when the member can no longer work. Cancel safe.
+    /// Completes with the reason when the member can no longer work. Cancel safe.
     pub async fn ended(&self) -> Error {
         let mut ended = self.ended.subscribe();
         let ended = ended.wait_for(Option::is_some).await.expect("the sender is here");
         ended.clone().expect("it was waited for")
     }
 
-    /// The shards with checkpoints, and those of the next topology entry if theirs is closed. Fails if the consumer was deleted, and
+    /// Reads the shards with checkpoints, and those of the next topology entry if theirs is closed. Fails if the consumer was deleted and
     /// created again with another feed or filter.
     pub async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
         let (checkpoints, row) = tokio::try_join!(self.checkpoints(tx), self.row(tx, Isolation::Snapshot))?;
@@ -204,7 +204,7 @@ impl Member {
         Ok(shards.into_iter().map(|shard| shard.0).collect())
     }
 
-    /// The shards of the topology entry after that of `shard`.
+    /// Reads the shards of the topology entry after that of `shard`; none if there is no such entry.
     async fn successors(&self, tx: &Transaction, shard: ShardId) -> Result<Vec<ShardId>> {
         let topology = match Topology::of_shard(tx, self.feed(), shard).await {
             // The tasks of the shard will find out that the feed is gone.
@@ -230,7 +230,7 @@ impl<R> Deref for Working<R> {
     }
 }
 
-/// Lists a shard among those that are being worked on, until this is dropped.
+/// Lists a shard among those that are being worked on, until the value is dropped.
 pub(super) struct Present {
     member: Arc<Member>,
     shard: ShardId,
@@ -252,7 +252,7 @@ impl Drop for Present {
     }
 }
 
-/// Calls of `closed` that are under way. They outlive the task of the shard.
+/// Calls of `closed` in progress. They outlive the task of the shard.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PendingCloses(Arc<Mutex<JoinSet<()>>>);
 
@@ -263,7 +263,7 @@ impl PendingCloses {
     }
 }
 
-/// When this is dropped, it marks the handle of the member as dropped.
+/// Marks the handle of the member as dropped when this value is dropped.
 pub(super) struct DroppedFlag(pub Arc<Member>);
 
 impl Drop for DroppedFlag {
@@ -344,7 +344,7 @@ async fn closed<R>(
             tracing::error!(shard = shard_id, ?reason, "a consumer's handler panicked when it was closed");
         },
         () = deadline => {
-            tracing::warn!(shard = shard_id, "a consumer's handler did not close in time and is dropped");
+            tracing::warn!(shard = shard_id, "a consumer's handler did not close in time and was dropped");
         }
     }
 }
@@ -354,13 +354,13 @@ pub(super) fn is_marked(topology: &Topology, shard: ShardId, stored: Cursor) -> 
     successor(topology, shard).is_ok_and(|successor| stored.position() >= successor.first)
 }
 
-/// The topology entry after that of `shard`, which must be closed.
+/// Returns the topology entry after that of `shard`. The entry of `shard` must be closed.
 pub(super) fn successor(topology: &Topology, shard: ShardId) -> Result<&TopologyRow> {
     let (_, successor) = topology.entry_of(shard)?;
     successor.ok_or_else(|| Error::corrupt("topology", "a closed entry is open again"))
 }
 
-/// The shard of `id` in `entry`.
+/// Returns the shard of `id` in `entry`.
 pub(super) fn shard_in(
     topology: &Topology,
     feed: RawFeed<'_>,

@@ -1,7 +1,7 @@
 //! [`Consumer`]: the one durable mechanism. A named consumer works through a feed, on any number of nodes, and survives crashes.
 //!
-//! A feed has only the newest row of each id, so the feed is the backlog. All that is stored is the **checkpoint** of each shard, up to
-//! which everything is finished, and a **key** for each exception: an id whose work failed, stalls or runs for long, was committed out of
+//! A feed has only the newest row of each id, so the feed itself is the backlog. All that is stored is the **checkpoint** of each shard, up
+//! to which everything is finished, and a **key** for each exception: an id whose work failed, stalled or takes long, was committed out of
 //! order, or was requested again. No row is ever copied.
 //!
 //! ```text
@@ -14,13 +14,13 @@
 //!
 //! 1. Everything that is written for a shard is written under its lease, except on an operator's request: a reset takes the leases away; a
 //!    discard, or a request to work again, writes the key of an id.
-//! 2. Between resets a checkpoint never goes back, and passes an unfinished row only while its id has a key. Outside a handler's
+//! 2. Between resets a checkpoint never moves back, and passes an unfinished row only while its id has a key. Outside a handler's
 //!    transaction only the shard's task moves the checkpoint, and only the shard's task removes keys.
-//! 3. An id never runs twice at once. Before anything else is called for the id, a run that ends without success writes the keys that its
-//!    transactions read.
+//! 3. An id never runs twice at once. A run that ends without success writes the keys that its transactions read, before the handler is
+//!    called for the id again.
 //! 4. At any time only the shards of one topology entry have checkpoints. Their successors work only on keys that these shards have handed
 //!    over. The janitor keeps that entry and all later ones, even if they have no rows.
-//! 5. A transaction that sets a consumer's position reads the feed's horizon, and conflicts with a janitor that read the consumers before.
+//! 5. A transaction that sets a consumer's position reads the feed's horizon, and conflicts with a janitor that read the consumers earlier.
 //!
 //! # Cost
 //!
@@ -86,7 +86,7 @@ use crate::{
     },
 };
 
-/// Describes a member of a consumer, and starts it. [`NodeHandle::consumer`](crate::NodeHandle::consumer) makes one.
+/// Describes a member of a consumer, and starts it. [`NodeHandle::consumer`](crate::NodeHandle::consumer) makes a builder.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -140,7 +140,7 @@ impl ConsumerBuilder<Notification> {
         })
     }
 
-    /// Sets the databases that the consumer wants. Ends of databases come in any case, whatever kinds of events are wanted. Default: all.
+    /// Sets the databases that the consumer wants. Their ends are always delivered, whatever kinds of events are wanted. Default: all.
     pub fn filter(self, filter: Filter) -> Self {
         Self { settings: self.settings.filter(filter), ..self }
     }
@@ -160,8 +160,8 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         Self { settings: self.settings.start(start.into()), ..self }
     }
 
-    /// Sets the time without a living member after which the janitor deletes the consumer, if this creates it. Only time during which a
-    /// janitor works counts. Default: never; tombstones are then kept until the consumer has passed them.
+    /// Sets how long the consumer may be without a living member before the janitor deletes it, if this builder creates the consumer. Only
+    /// time during which a janitor works counts. Default: never; tombstones are then kept until the consumer has passed them.
     pub fn expire_after(self, expiry: Duration) -> Self {
         Self { settings: self.settings.expiry(Some(expiry)), ..self }
     }
@@ -188,7 +188,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         self.start(Box::new(move |_| Arc::clone(&handler)), false).await
     }
 
-    /// Does the same as [`ConsumerBuilder::run`], with a handler of its own for each shard.
+    /// Does the same as [`ConsumerBuilder::run`], but with a separate handler for each shard.
     pub async fn run_with<H: Handler<Work<R>>>(
         self,
         make: impl Fn(ShardId) -> H + Send + Sync + 'static,
@@ -197,12 +197,12 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
     }
 
     /// Creates the consumer unless it exists, and starts a member that works on batches of rows, in the order of each shard. Each shard
-    /// gets a clone of `handler`. Fails as [`ConsumerBuilder::run`] does, and with [`Error::Invalid`] if there is a debounce or tenants.
+    /// gets a clone of `handler`. Fails as [`ConsumerBuilder::run`] does, and with [`Error::Invalid`] if a debounce or tenants are set.
     pub async fn run_batches<H: Handler<Batch<R>> + Clone>(self, handler: H) -> Result<Consumer> {
         self.run_batches_with(move |_| handler.clone()).await
     }
 
-    /// Does the same as [`ConsumerBuilder::run_batches`], with a handler of its own for each shard.
+    /// Does the same as [`ConsumerBuilder::run_batches`], but with a separate handler for each shard.
     pub async fn run_batches_with<H: Handler<Batch<R>>>(
         self,
         make: impl Fn(ShardId) -> H + Send + Sync + 'static,
@@ -225,7 +225,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         if context.keys.prefix() != node.keys().prefix() {
             return Err(Error::invalid("consumer", "it belongs to a different bus than the node"));
         }
-        // If the node is still a member of a deleted consumer, it is refused, or waits for that member to end, before it creates anything.
+        // A node that is still a member of a deleted consumer creates nothing yet: below, it is refused or waits for that member to end.
         let is_created = handle.create_unless(&settings, Some(node.id())).await?.is_some();
         let hints = Arc::new(Listener::of_consumer(&context, &settings.feed(), Duration::MAX));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());

@@ -10,15 +10,15 @@ use crate::{
     state::{feed::PAGE_ROWS_MAX, membership::BalanceOptions},
 };
 
-/// What happens to an id whose work fails again and again.
+/// What happens to an id whose work keeps failing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FailurePolicy {
-    /// The id is deferred: it gets a key of its own in the store, is tried again with its newest row, after pauses of up to
-    /// [`ConsumerOptions::backoff_max`], and holds nothing else up.
+    /// The id is deferred: it gets a key of its own in the store, and is tried again with its newest row after pauses of up to
+    /// [`ConsumerOptions::backoff_max`]. It holds nothing else up.
     #[default]
     Defer,
-    /// The id is tried until it succeeds. Later rows wait: all rows of the shard in batches, only those of the id where ids are worked on
-    /// side by side. In either case the checkpoint stays before the id.
+    /// The id is tried until it succeeds. Later rows wait: all rows of the shard if the handler works on batches, otherwise only those of
+    /// the id. In either case the checkpoint stays before the id.
     Hold,
 }
 
@@ -36,10 +36,10 @@ pub enum FailurePolicy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConsumerOptions {
-    /// How many ids of a shard run at once. Batches run one at a time. Default: 16.
+    /// How many ids of a shard may run at once. Batches run one at a time. Default: 16.
     pub max_concurrency: usize,
-    /// How long an id waits for more rows. However often the id changes, it is worked on once in this time, and at the latest this long
-    /// after the first change. Batches do not wait: a member that works on batches is refused if this is set. Default: none.
+    /// How long an id waits for more rows. However often the id changes, it is worked on only once in this time, and no later than this
+    /// long after the first change. Batches do not wait: a member that works on batches is refused if this is set. Default: none.
     pub debounce: Duration,
     /// How many times a row is tried before its id is deferred. Where ids are worked on side by side, an id is deferred sooner if its
     /// pauses last longer than a checkpoint interval. Default: 5.
@@ -61,7 +61,7 @@ pub struct ConsumerOptions {
     /// besides work that was waiting. Work that runs longer is deferred while it runs, so that it does not hold the checkpoint back.
     /// Default: 1 s.
     pub checkpoint_interval: Duration,
-    /// The maximum number of ids of a shard in memory. The rest waits in the feed. Default: 10,000.
+    /// The maximum number of ids of a shard in memory. The others wait in the feed. Default: 10,000.
     pub in_hand_max: usize,
     /// How often a shard is read while the shared poll of its process fails, give or take a quarter. Default: 1 min.
     pub poll_interval: Duration,
@@ -108,9 +108,9 @@ impl Default for ConsumerOptions {
 const YEAR: Duration = Duration::from_hours(366 * 24);
 
 impl ConsumerOptions {
-    /// The maximum number of ids of a shard that run at once.
+    /// The maximum of [`ConsumerOptions::max_concurrency`].
     pub const MAX_CONCURRENCY: usize = 10_000;
-    /// The maximum number of ids of a shard in memory.
+    /// The maximum of [`ConsumerOptions::in_hand_max`].
     pub const IN_HAND_MAX: usize = 10_000_000;
 
     pub(super) fn check(&self) -> Result<()> {
@@ -146,7 +146,7 @@ impl ConsumerOptions {
         self.balance.check()
     }
 
-    /// The pauses after failures.
+    /// Returns the pauses after failures.
     pub(super) fn backoff(&self) -> Backoff {
         Backoff { min: self.backoff_min, max: self.backoff_max }
     }

@@ -1,8 +1,8 @@
 //! [`Ordered`]: the rows of a shard that wait for their batch. It uses neither the store nor a clock.
 //!
 //! One batch runs at a time. If it fails, the waiting rows are forgotten and read again, so that each attempt has the newest rows. Perhaps
-//! only one row of the batch fails, so its ids are then tried one by one, until each is finished. Failures are counted by id, so that an id
-//! that always fails is deferred even if it is updated.
+//! only one of its rows fails, so the ids of the batch are then tried one by one, until each is finished. Failures are counted by id, so
+//! that an id that always fails is deferred even if it keeps changing.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,7 +12,7 @@ use std::{
 use super::{ConsumerOptions, FailurePolicy, known_keys::hash_of};
 use crate::{base::encoding::Sequence, state::feed::FeedRow};
 
-/// The maximum number of ids that are tried one by one. With more, none of them is suspected any longer.
+/// The maximum number of ids that are tried one by one. If there are more, none of them is suspected any longer.
 const SUSPECTS_MAX: usize = 100_000;
 
 pub(super) struct Ordered<R> {
@@ -22,7 +22,7 @@ pub(super) struct Ordered<R> {
     running: Option<Sequence>,
     /// The hashes of the ids in the running batch.
     running_ids: Vec<u64>,
-    /// The hashes of ids that were in failed batches and are not finished since, each with how many times the id failed alone.
+    /// The hashes of ids that were in failed batches and have not been finished since, each with how many times the id failed alone.
     suspects: HashMap<u64, u32, foldhash::fast::FixedState>,
     /// Whether the last batch failed.
     has_failed: bool,
@@ -64,7 +64,7 @@ impl<R: FeedRow> Ordered<R> {
         self.queue.iter().any(|(row, _)| row.id() == id)
     }
 
-    /// The position up to which no row waits or is being worked on; `read` is how far rows were read.
+    /// Returns the position up to which no row waits or is being worked on. Rows were read up to `read`.
     pub fn watermark(&self, read: Sequence) -> Sequence {
         let first = self.running.or_else(|| self.queue.front().map(|(row, _)| row.sequence()));
         first.map_or(read, |first| first.before().min(read))
@@ -93,7 +93,7 @@ impl<R: FeedRow> Ordered<R> {
         (rows, failed.unwrap_or_default(), self.queue.is_empty())
     }
 
-    /// How many times the work on the id of `row` failed alone; `None` if the id is not suspected.
+    /// Returns how many times the id of `row` failed alone; `None` if the id is not suspected.
     fn failures_of(&self, row: &R) -> Option<u32> {
         if self.suspects.is_empty() { None } else { self.suspects.get(&hash_of(row.id())).copied() }
     }
@@ -106,14 +106,14 @@ impl<R: FeedRow> Ordered<R> {
         }
     }
 
-    /// Forgets the running batch and the waiting rows. What is not finished is read again.
+    /// Forgets the running batch and the waiting rows. Unfinished rows are read again.
     pub fn forget(&mut self) {
         (self.running, self.has_failed) = (None, true);
         self.queue.clear();
     }
 
-    /// Accounts for the failure of the running batch. If that is one row, the row has failed alone `attempts` times. Returns whether to
-    /// give it up; otherwise the rows are read again.
+    /// Accounts for the failure of the running batch. If the batch has one row, that row has failed alone `attempts` times. Returns whether
+    /// to give the row up; if not, the rows are read again.
     pub fn is_given_up(&mut self, attempts: u32, is_stall: bool, options: &ConsumerOptions) -> bool {
         if let [id] = self.running_ids[..] {
             let is_exhausted = is_stall || attempts >= options.attempts_max;

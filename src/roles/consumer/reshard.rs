@@ -8,8 +8,8 @@
 //!                                                  gives the successors their checkpoints, and takes the leases of the entry away
 //! ```
 //!
-//! The mark is a checkpoint at the first sequence of the successors: no row of the shard is there, so no other checkpoint is. From then on
-//! requests to work again go to the successors, or to the key in the shard if that has not been moved yet.
+//! The mark is a checkpoint at the first sequence of the successors. No row of the shard is there, so no other checkpoint can be. Once a
+//! shard is marked, requests to work on an id again go to the successors, or to the id's key in the shard if it has not been moved yet.
 
 use super::{
     handler::ConsumedRow,
@@ -33,11 +33,11 @@ use crate::{
 /// How many keys one transaction moves.
 const PAGE_KEYS: usize = 200;
 
-/// What became of a shard at its end.
+/// The result of one step of leaving a drained shard.
 enum Left {
     /// The shard was marked, or some keys were moved; there may be more keys.
     Moved,
-    /// The shard is drained, but others of its topology entry are not.
+    /// The shard is drained, but others of its topology entry are not yet.
     Waits,
     /// The successors have begun.
     Replaced,
@@ -76,7 +76,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             // A store that is older than its own rows does not show them: the shard only seems to be drained.
             History::of(&held.context).check(tx, Claim::Rows).await?;
             held.set_checkpoint(tx, moved(stored, mark));
-            // Requests to work again read the lease rather than the checkpoint, which moves all the time.
+            // Requests to work on an id again conflict with the lease, because the checkpoint moves all the time.
             tx.add_write_conflict(&KeyRange::key(&keys.lease(&pool, held.shard.0)));
             changed(tx, keys, &pool);
             return Ok(Left::Moved);
@@ -100,7 +100,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             changed(tx, keys, &pool);
             return Ok(Left::Moved);
         }
-        // Rows of the successors also show earlier events that were not read in the shards that end.
+        // The successors begin with what is known in all of the shards: their rows also show events that some shard had not read.
         let knows_least = left.iter().map(|(_, checkpoint)| *checkpoint).min_by_key(Cursor::knowledge);
         let begin = knows_least.map_or(Cursor::from(mark), |knows| moved(knows, mark));
         tx.clear_range(&keys.consumer_checkpoints(&held.name));

@@ -1,4 +1,4 @@
-//! The work on the rows of a shard, in batches or id by id, and on its deferred ids alongside.
+//! The work on a shard: on its rows, in batches or id by id, and on its deferred ids.
 
 use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -28,30 +28,30 @@ use crate::{
     state::keys::{DeferredRow, Due},
 };
 
-/// How many rows one read fetches for work on ids.
+/// How many rows one read fetches when ids are worked on side by side.
 const PAGE_ROWS: usize = 1_000;
 
-/// A run that is under way. Its scope says whether it is on an id or on a batch.
+/// A run in progress. The scope of `run` says whether it works on an id or on a batch.
 struct UnderWay<R> {
     run: Arc<Run>,
     canceller: Canceller,
     /// The number of rows in the batch; 1 for an id.
     len: usize,
-    /// The row of the batch, if it has only one.
+    /// The row of the batch, if the batch has only one.
     only: Option<Arc<R>>,
 }
 
 /// The runs of a shard, and the ids that wait for a run.
 struct Hand<R> {
     handler: Arc<dyn AnyHandler<R>>,
-    /// Ids that are worked on side by side. Deferred ids are here even if rows come in batches.
+    /// The ids that are worked on side by side. Deferred ids are among them even if the handler works on batches.
     ids: InHand<Job<R>>,
     runs: BTreeMap<u64, UnderWay<R>>,
     tasks: Tasks<HandlerResult>,
     next_run: u64,
-    /// When to check next whether runs stall, or have run for long.
+    /// When to check next whether a run has stalled, or is taking long.
     next_check: Option<Duration>,
-    /// Whether everything was read. `is_closed` says whether the shard is closed, so that no row will follow.
+    /// Whether all rows of the shard were read. `is_closed` says whether the shard is closed, so that no more rows will come.
     is_at_end: bool,
     is_closed: bool,
 }
@@ -71,7 +71,7 @@ impl<R: ConsumedRow> Hand<R> {
         }
     }
 
-    /// Whether `row` shows that the database of the work in hand has ended.
+    /// Whether `row` shows the end of the database that the work in hand on `id` is about.
     fn ends_work(&self, id: &[u8], row: &R) -> bool {
         let job = self.ids.get(id).map(|entry| &entry.work);
         let worked = job.and_then(Job::begun_instance);
@@ -93,7 +93,7 @@ struct Failure {
     is_stall: bool,
 }
 
-/// Why the work wakes up.
+/// Why the task wakes up.
 enum Event {
     Ended(u64, Joined<HandlerResult>),
     /// There may be new rows.
@@ -104,7 +104,7 @@ enum Event {
     Again,
 }
 
-/// Replaces the row of a job by a newer one.
+/// Replaces the row of `job` with that of `newer`.
 fn newest<R>(job: &mut Job<R>, newer: Job<R>) {
     job.row = newer.row;
 }
@@ -154,7 +154,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Change::Begins => hand.is_at_end = false,
                 Change::Ends => return Err(End::Changed.into()),
             }
-            // A store in memory never makes this task wait, but other tasks must get their turn.
+            // An in-memory store never makes this task wait, so the task must yield to let others run.
             tokio::task::yield_now().await;
             self.take_due_ids(hand).await?;
             if self.reads_on(hand) {
@@ -194,7 +194,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    /// Whether to read more rows now. Waiting batches come first, and the ids in hand are limited; ids with keys are few, and do not count.
+    /// Whether to read more rows now. Waiting batches run first, and the number of ids in hand is limited, not counting the few with keys.
     fn reads_on(&self, hand: &Hand<R>) -> bool {
         let has_room = if self.member.is_ordered {
             hand.runs.is_empty() && self.ordered.is_empty() && self.ordered.resume_at <= self.now()
@@ -204,12 +204,12 @@ impl<R: ConsumedRow> ShardTask<R> {
         !hand.is_at_end && has_room
     }
 
-    /// The position up to which everything is finished, or covered by keys.
+    /// Returns the position up to which everything is finished or covered by keys.
     fn watermark(&self, hand: &Hand<R>) -> Sequence {
         self.ordered.watermark(hand.ids.watermark(self.read))
     }
 
-    /// Waits for something to do.
+    /// Waits until there is something to do.
     async fn next_event(&mut self, hand: &mut Hand<R>) -> Event {
         let reads_on = self.reads_on(hand);
         if reads_on && hand.runs.is_empty() {
@@ -235,24 +235,24 @@ impl<R: ConsumedRow> ShardTask<R> {
         tokio::select! {
             biased;
             () = stop.requested() => Event::Again,
-            // This cannot fail: the sender is in the member.
+            // This cannot fail, because the member holds the sender.
             _ = changes.changed() => Event::Again,
             Some((number, joined)) = tasks.join_next(), if !runs.is_empty() => Event::Ended(number, joined),
             () = check => Event::Check,
             () = std::future::ready(()), if reads_on => Event::Again,
-            // Before `again`, which may always be ready because of deferred ids. These get their turn in each pass of the loop anyway.
+            // Polled before `again`, which deferred ids may always keep ready. These get their turn in each pass of the loop anyway.
             () = self.rows_may_have_come(), if waits_for_rows => Event::Rows,
             () = again => Event::Again,
         }
     }
 
-    /// How many more deferred ids may be in hand. They take at most half of the concurrency; alongside batches only one is allowed.
+    /// How many more deferred ids may be taken: up to half of the concurrency may be in hand, or one if the handler works on batches.
     fn room_for_due(&self, hand: &Hand<R>) -> usize {
         let most = if self.member.is_ordered { 1 } else { (self.member.options.max_concurrency / 2).max(1) };
         most.saturating_sub(hand.ids.due())
     }
 
-    /// Takes deferred ids that are due.
+    /// Adds deferred ids that are due to those in hand.
     async fn take_due_ids(&mut self, hand: &mut Hand<R>) -> Go<()> {
         let room = self.room_for_due(hand);
         if room == 0 || self.deferred.next_turn().is_none_or(|at| at > self.now()) {
@@ -269,20 +269,20 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// When the work on an id that has changed may begin; `None` means at once.
+    /// Returns when the work on an id that has changed may begin; `None` means at once.
     fn debounced(&self) -> Option<Duration> {
         let debounce = self.member.options.debounce;
         (!debounce.is_zero()).then(|| self.now().saturating_add(debounce))
     }
 
-    /// Takes the rows of a page in hand, except those that are finished, not wanted, or covered by keys.
+    /// Takes the rows of a page, except those that are finished, not wanted, or covered by keys.
     async fn take_page(&mut self, hand: &mut Hand<R>, page: Page<R>) -> Go<()> {
         let (due, knowledge) = (self.debounced(), self.knowledge());
         for (place, (row, len)) in page.rows.into_iter().enumerate() {
             let key = page.keys.get(&place);
             if let Some(key) = key {
                 self.is_dirty = true;
-                // The row was finished before a crash, and the checkpoint was not saved; or a newer row of the id is finished.
+                // The row was finished, but a crash came before the checkpoint was saved; or a newer row of the id is finished.
                 if key.due == Due::Never && row.sequence() <= key.done.position() {
                     continue;
                 }
@@ -297,7 +297,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             }
             if self.member.is_ordered {
                 match key {
-                    // The commit of a batch writes no keys.
+                    // The commit of a batch writes no keys, so an id that has one is worked on as a deferred id.
                     Some(key) => self.pass_by(hand, &row, key).await?,
                     None => self.ordered.push(row, len),
                 }
@@ -315,14 +315,14 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Passes by a row that the key of its id covers.
+    /// Skips a row, because the key of its id covers it.
     async fn pass_by(&mut self, hand: &mut Hand<R>, row: &R, key: &DeferredRow) -> Go<()> {
         let id = &Bytes::copy_from_slice(row.id());
         let has_ended = row.is_tombstone() || key.instance.is_some() && key.instance != row.instance();
-        // A key that was made by an operator's request knows no instance.
+        // A key made by an operator's request names no instance, so the instance of the running work is compared as well.
         let running = hand.ids.get(id).filter(|entry| entry.is_running());
         if running.is_some_and(|entry| entry.work.end.is_some()) {
-            // The row gets its turn after that run, whatever it shows.
+            // That run only handles the end of a database. The row is worked on afterwards, whatever it shows.
             return Ok(());
         }
         if running.is_some() && (has_ended || hand.ends_work(id, row)) {
@@ -338,7 +338,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Cancels the run of `id`, whose database has ended. The id is deferred, and due at once.
+    /// Cancels the run of `id`, because its database has ended, and defers the id without a pause.
     async fn cancel_run(&mut self, hand: &mut Hand<R>, id: &Bytes) -> Go<()> {
         let Some(ended) = hand.run_of(id).and_then(|number| hand.cancel(number)) else { return Ok(()) };
         ended.run.close();
@@ -350,7 +350,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             let covered = KeyChange::Covered { job, attempts: 0 };
             persist!(self, "deferring an id", self.change_key(id, &covered).await);
         }
-        // Only now does a key cover the id; until then the id has to hold the checkpoint back.
+        // Removed only now that a key covers the id: until then the id had to hold the checkpoint back.
         hand.ids.remove(id);
         self.is_dirty = true;
         Ok(())
@@ -406,7 +406,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (number, now) = (hand.next_run, self.now());
         hand.next_run += 1;
         let options = &self.member.options;
-        // A batch holds the checkpoint back, however long it runs.
+        // Only ids are deferred if they take long. A batch holds the checkpoint back, however long it runs.
         let defers = options.failure == FailurePolicy::Defer && run.id().is_some();
         let pause =
             if defers { options.stall_limit.min(options.checkpoint_interval) } else { options.stall_limit };
@@ -415,7 +415,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let handler = Arc::clone(&hand.handler);
         let (consumer, shard) = (&self.held.name, self.held.shard.0);
         let span = tracing::debug_span!("consumer_run", %consumer, shard, attempt = run.attempt());
-        // Inside the future, because the call itself may panic as well.
+        // `call` itself may panic too, so it is called inside the future.
         let called = async move { handler.call(call).await };
         let canceller = hand.tasks.spawn(number, called.instrument(span));
         hand.runs.insert(number, UnderWay { run, canceller, len, only });
@@ -451,7 +451,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 self.batch_failed(hand, &ended, (*after, *last), &failure).await?;
             }
         }
-        // After a panic, the state of a handler for batches is unknown, so another one takes its place.
+        // After a panic, the state of a handler for batches is unknown, so the handler is replaced.
         if failure.is_panic && self.member.is_ordered { Err(End::Panicked.into()) } else { Ok(()) }
     }
 
@@ -471,10 +471,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         let UnderWay { run, len, only, .. } = ended;
         let attempts = run.attempt();
         self.report(None, attempts, &failure.error);
-        let stored = persist!(self, "ending work that has failed", run.revoke_rows().await);
+        let stored = persist!(self, "ending failed work", run.revoke_rows().await);
         let stored = stored.map_or(Sequence::MAX, |stored| stored.position());
         if stored >= last {
-            // The transaction of the run was committed, although the handler does not know it.
+            // The transaction of the run was committed, even though the run failed.
             self.batch_is_done(*len);
             return Ok(());
         }
@@ -504,7 +504,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Accounts for finished work on `id`. If `has_committed` is set, the key of the id may already say that it is finished.
+    /// Accounts for finished work on `id`. If `has_committed` is set, the key of the id may already say that the work is finished.
     async fn finish_in_hand(&mut self, hand: &mut Hand<R>, id: &Bytes, has_committed: bool) -> Go<()> {
         let entry = hand.ids.get(id).expect("it has run");
         let job = Job { row: entry.work.row.clone(), ..entry.work };
@@ -542,7 +542,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let job = &hand.ids.get(id).expect("it has run").work;
         let (error, defer) = (&failure.error[..], is_deferred.then_some(pause));
         let failed = KeyChange::Failed { job, attempts, error, defer };
-        match persist!(self, "ending work that has failed", self.change_key(id, &failed).await) {
+        match persist!(self, "ending failed work", self.change_key(id, &failed).await) {
             Changed::Done => return self.finish_in_hand(hand, id, true).await,
             Changed::Open => {
                 let last = sequence_of(hand.ids.get(id).expect("it has run").work.row.as_ref());
@@ -558,7 +558,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Ends runs that stall, and writes keys for the ids of runs that take long.
+    /// Ends runs that have stalled, and writes keys for the ids of runs that are taking long.
     async fn check_runs(&mut self, hand: &mut Hand<R>) -> Go<()> {
         let now = self.now();
         let (stall_limit, long) = (self.member.options.stall_limit, self.member.options.checkpoint_interval);
@@ -619,7 +619,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 return Err(error);
             }
         }
-        // The work of the other runs continues elsewhere, or in the successors of the shard.
+        // The work of the remaining runs is repeated elsewhere, or in the successors of the shard.
         for under_way in hand.runs.values() {
             under_way.run.close();
         }

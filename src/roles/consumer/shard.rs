@@ -1,8 +1,8 @@
 //! [`ShardTask`]: the work on one shard, under its lease.
 //!
 //! The task reads the rows of the shard in order, and calls the handler for them, in batches or id by id ([`runs`](super::runs)). Ids with
-//! keys have a turn of their own ([`deferred`](super::deferred)). At the end of the shard the task moves these keys to the successors
-//! ([`reshard`](super::reshard)).
+//! keys are worked on outside that order ([`deferred`](super::deferred)). At the end of the shard the task moves their keys to the
+//! successors ([`reshard`](super::reshard)).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -39,7 +39,7 @@ use crate::{
 /// The maximum length of an error that is shown, in bytes.
 const ERROR_LEN_MAX: usize = 1_000;
 
-/// Repeats `$work` with the store until it succeeds, or until the work on the shard is over.
+/// Repeats `$work`, which uses the store, until it succeeds or the work on the shard is over.
 macro_rules! persist {
     ($task:expr, $what:expr, $work:expr) => {
         loop {
@@ -64,7 +64,7 @@ pub(super) enum End {
     Panicked,
 }
 
-/// What ends the work of a session.
+/// Why the task stops its work: an orderly end, or an error.
 #[derive(Debug)]
 pub(super) enum Halt {
     End(End),
@@ -88,7 +88,7 @@ pub(super) enum Part {
     All,
     /// Work only on the ids that the predecessors of the shard have handed over, because not all predecessors are drained yet.
     Deferred,
-    /// Move the keys away, because the shard is marked as drained.
+    /// Move the keys to the successors, because the shard is marked as drained.
     Leave,
     /// Nothing: the consumer is paused or gone, or does not read the shard.
     Nothing,
@@ -123,7 +123,7 @@ pub(super) struct Page<R> {
     pub keys: BTreeMap<usize, DeferredRow>,
     pub to: Sequence,
     pub more: bool,
-    /// Whether the shard is closed, and this is its end.
+    /// Whether the shard is closed and ends with this page.
     pub is_end: bool,
 }
 
@@ -133,26 +133,26 @@ pub(super) struct ShardTask<R> {
     reader: Turn,
     pub stop: Stop,
     pub part: Part,
-    /// Shows up to where shards may have rows.
+    /// Shows how far the rows of each shard may reach.
     hints: Listener,
-    /// Changes whenever the consumer or its shards change, or somebody asks to work again.
+    /// Changes whenever the consumer or its shards change, or somebody asks to work on ids again.
     pub changes: watch::Receiver<Changes>,
-    /// The changes that were last read: the number of changes to the shards, and the version of the store.
+    /// What the task knew when it last read the stored state: the number of changes to the shards, and the version of the store.
     loaded: Changes,
     pub deferred: KnownKeys,
     /// The identity and generation of the consumer when its row was last read.
     identity: Identity,
-    /// Where the consumer began.
+    /// Where the consumer began when it was created or last reset.
     pub start: Cursor,
     /// The stored checkpoint.
     stored: Cursor,
-    /// What is known about all ids without keys, and up to where they are finished.
+    /// What is known about all ids without keys, and up to where their rows are finished.
     knowledge: Cursor,
-    /// The position up to which everything was read.
+    /// The position up to which rows were read.
     pub read: Sequence,
     /// The latest version at which a page was read.
     read_version: u64,
-    /// Where reading reached the end of the shard: the first position up to which not everything is finished yet, and the last one.
+    /// The positions at which reading reached the end of the shard: the first one up to which work is not finished yet, and the last one.
     caught_up: Option<(Sequence, Sequence)>,
     /// Whether something was finished that the stored checkpoint does not cover.
     pub is_dirty: bool,
@@ -246,13 +246,13 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    /// Completes when the consumer has changed, or after the poll interval.
+    /// Completes when the consumer changes, or after the poll interval.
     pub async fn wait_for_change(&mut self) -> Go<()> {
         let pause = self.env().sleep(self.member.options.poll_interval);
         tokio::select! {
             biased;
             () = self.stop.requested() => Err(End::Stopped.into()),
-            // This cannot fail: the sender is in the member.
+            // This cannot fail, because the member holds the sender.
             _ = self.changes.changed() => Ok(()),
             () = pause => Ok(()),
         }
@@ -277,12 +277,12 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    /// Reads where the work begins, and which ids have keys.
+    /// Reads what to do in the shard, where to begin, and which ids have keys.
     async fn load(&mut self) -> Result<Part> {
         let shards = self.changes.borrow_and_update().shards;
         let Loaded { version, row, part, stored, low } = self.read_stored().await?;
         self.loaded = Changes { shards, version };
-        // A page that was read earlier may be older than what another member has finished.
+        // Cached pages that were read earlier must not be used: another member may have finished newer rows since.
         self.read_version = version;
         let Some(row) = row else { return Ok(Part::Nothing) };
         (self.start, self.identity) = (row.start, (row.identity, row.generation));
@@ -323,7 +323,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         if !begins {
             return Ok(Change::None);
         }
-        // Runs continue: if they were ended here, they would have to be ended in the store as well.
+        // The runs continue: ending them here would mean ending them in the store as well.
         self.read_version = version;
         self.begin_at(stored, low);
         Ok(Change::Begins)
@@ -362,7 +362,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         (self.caught_up, self.is_dirty, self.saved_at) = (None, false, self.now());
     }
 
-    /// Whether the shard has nothing to read, because no row came after the stored checkpoint. Forgets hints that came before.
+    /// Whether there is nothing to read, because no row came after the stored checkpoint. Marks all hints so far as seen.
     pub fn is_at_end(&mut self) -> bool {
         self.forget_hints();
         let position = self.stored.position();
@@ -373,7 +373,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         has_caught_up && self.read <= last && !heads.may_have_rows(self.held.shard, self.read)
     }
 
-    /// What is known about an id without a key.
+    /// Returns what is known about an id without a key.
     pub fn knowledge(&self) -> Cursor {
         self.knowledge
     }
@@ -381,7 +381,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Reads the next rows, at most `limit`.
     pub async fn next_page(&mut self, limit: usize) -> Result<Page<R>> {
         let after = self.read;
-        // After a failed batch, its rows are read in their newest versions.
+        // After a batch has failed, its rows are read again in their newest versions.
         let is_again = self.ordered.has_failed();
         let (rows, to, more, is_end) = self.read_rows(after, limit, is_again).await?;
         let mut page = Page { rows: Vec::with_capacity(rows.len()), keys: BTreeMap::new(), to, more, is_end };
@@ -415,7 +415,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.db().run(read).await
     }
 
-    /// Returns the rows after `after`: those that another consumer of the process has read, or else rows from the store.
+    /// Returns the rows after `after`, from a page that another consumer of the process has read, or else from the store.
     async fn read_rows(
         &mut self,
         after: Sequence,
@@ -455,8 +455,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok((rows, to, more, is_end))
     }
 
-    /// Accounts for a page whose rows were all taken. `is_end` says that the shard ends there: then its successors may have newer rows of
-    /// its ids, which show events from before the end.
+    /// Accounts for a page whose rows were all taken. If the shard ends with the page (`is_end`), the task has not caught up: the
+    /// successors may have newer rows of the same ids, which show events from before the end.
     pub fn has_read(&mut self, to: Sequence, (more, is_end): (bool, bool)) {
         self.read = to;
         if !more && !is_end {
@@ -467,15 +467,15 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Forgets what was read after `at`, so that the rows are read again.
     pub fn read_again_from(&mut self, at: Sequence) {
-        // By then newer rows have the news of the rows that were read, and may be after the end that was read.
+        // Meanwhile newer rows may have replaced those that were read. They show the same news, but may be after the end that was reached.
         (self.read, self.caught_up) = (at, None);
     }
 
-    /// What is known once everything without a key up to `watermark` is finished.
+    /// Returns what is known once everything without a key up to `watermark` is finished.
     pub fn knowledge_at(&self, watermark: Sequence) -> Cursor {
         match self.caught_up {
             Some((first, last)) if watermark >= first => {
-                // In a shard that is never idle, the watermark reaches the last end only by chance.
+                // In a shard that is never idle, the watermark hardly ever reaches the last end, so the first one counts as well.
                 let end = if watermark >= last { last } else { first };
                 moved(end.into(), watermark)
             }
@@ -486,11 +486,11 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Notes that everything without a key up to `watermark` is finished.
     pub fn finished_up_to(&mut self, watermark: Sequence) {
         self.knowledge = self.knowledge_at(watermark);
-        // Every event before that position is in a row that was read, so none of them is news any longer.
+        // All events up to `first` are in rows that were read, so none of them is news any longer.
         if let Some((first, last)) = self.caught_up
             && watermark >= first
         {
-            // A checkpoint in the middle of a reading treats rows as wanted that no longer are.
+            // A checkpoint from before reading reached an end treats rows as wanted that no longer are, so it must be replaced.
             self.is_dirty |= match self.stored.knowledge() {
                 Knowledge::Nothing => true,
                 Knowledge::UpTo(known) => known < self.stored.position(),
@@ -499,7 +499,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    /// Reports to the member up to where no row after the stored checkpoint had to be worked on.
+    /// Reports to the member up to where no row after the stored checkpoint needed work.
     pub fn note_passed(&self) {
         if !self.is_dirty {
             self.member.note_passed(self.identity, self.held.shard, self.knowledge.position());
@@ -560,7 +560,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         if self.sleep(pause).await.is_ok() { End::Panicked } else { End::Stopped }
     }
 
-    /// Notes that the work on rows up to `last` failed and is tried again. Until it succeeds, it holds the checkpoint back.
+    /// Notes that the work on rows up to `last` failed and will be tried again. Until it succeeds, it holds the checkpoint back.
     pub fn holds(&self, id: Option<&[u8]>, last: Sequence, attempts: u32, error: &str) {
         let (context, held) = (&self.held.context, &self.held);
         let failure = ShardFailure {
@@ -583,7 +583,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     }
 }
 
-/// Whether this failure ends the work on a shard; after other failures the work is tried again.
+/// Whether `error` ends the work on a shard; after other errors the work is tried again.
 fn is_final(error: &Error) -> bool {
     matches!(error, Error::LeaseLost { .. } | Error::BusGone { .. } | Error::NoFeed { .. })
 }

@@ -1,4 +1,4 @@
-//! The state of consumers as it is stored. Trouble shows in it as an id with a key, or as a shard that waits.
+//! The stored state of consumers. Trouble shows as an id with a key, or as a shard that waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,13 +28,13 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
-/// The age from which a waiting row needs attention, in milliseconds. The alert uses the same limit.
+/// The age at which a waiting row needs attention, in milliseconds. The alert uses the same limit.
 const LATE_MS: u64 = 600_000;
 
 /// The maximum number of deferred ids that are counted for a consumer.
 const DEFERRED_MAX: u64 = 1_000;
 
-/// How many keys of a consumer are read to count its deferred ids: keys of finished ids stay until the checkpoint has passed them.
+/// The maximum number of keys that are read to count a consumer's deferred ids. Finished ids have keys until the checkpoint passes them.
 const KEYS_MAX: u64 = 10_000;
 
 /// How many ranges of consumers, or feeds, are read at the same time.
@@ -46,16 +46,16 @@ const PAGE_ROWS: usize = 1_000;
 /// About how many rows are read, over all shards of a feed, to find out how far its consumers are behind.
 const TAIL_ROWS: usize = 40_000;
 
-/// The minimum number of these rows in each shard.
+/// The minimum number of these rows to read in each shard.
 const TAIL_ROWS_MIN: usize = 16;
 
-/// The maximum number of positions before these rows for which the oldest row is read, oldest positions first.
+/// The maximum number of positions before these rows for which the next row is read separately, lowest positions first.
 const OLDEST_MAX: usize = 1_000;
 
 /// The maximum number of feeds for which the lag of consumers is read, notifications first.
 const FEEDS_MAX: usize = 100;
 
-/// The status of each consumer, by its name.
+/// The status of each consumer, by name.
 pub(crate) type Consumers = BTreeMap<ConsumerName, ConsumerStatus>;
 
 /// The stored state of a consumer.
@@ -143,7 +143,7 @@ impl ConsumerStatus {
         }
     }
 
-    /// Returns what needs attention, in words. `lag` says how far the consumer is behind.
+    /// Describes what needs attention. `lag` says how far the consumer is behind.
     pub fn troubles(&self, lag: &[ConsumerLag]) -> Vec<String> {
         let mut troubles = Vec::new();
         if self.is_paused {
@@ -200,12 +200,12 @@ impl ConsumerStatus {
         }
     }
 
-    /// The shards that the consumer reads, or will read after a reshard, each with the position up to which nothing is left to do.
+    /// Returns the shards that the consumer reads, or will read after a reshard, each with the position up to which nothing is left to do.
     fn positions(&self, topology: &Topology) -> Vec<(ShardId, Sequence)> {
         let low = self.low_watermark;
         let mut shards: Vec<_> =
             self.shards.iter().map(|shard| (shard.shard, shard.checkpoint.max(low))).collect();
-        // Rows of topology entries that the consumer has not begun wait as well.
+        // Rows in topology entries that the consumer has not begun yet are waiting, too.
         if let Some((last, _)) = shards.last().copied() {
             let later = topology.entries().iter().filter(|entry| entry.shards().all(|shard| shard > last));
             shards.extend(later.flat_map(|entry| entry.shards().map(|shard| (shard, entry.first.before()))));
@@ -294,7 +294,7 @@ async fn deferred_in(
             }
         }
         rest = read.after(&page);
-        // Enough keys of this consumer were read: the rest is skipped.
+        // Enough keys of this consumer were read, so the rest are skipped.
         if let Some(name) = &current
             && (looked_at >= KEYS_MAX || counts.get(name).is_some_and(|count| *count >= DEFERRED_MAX))
         {
@@ -305,9 +305,9 @@ async fn deferred_in(
     Ok(counts)
 }
 
-/// Returns how far each of `consumers` is behind, by shard. It reads the newest rows of each shard, back to the lowest position, or a share
-/// of [`TAIL_ROWS`]. The cost does not grow with the number of consumers, except for a read per position that is far behind. A consumer
-/// that is further behind has at least these rows before it. Consumers whose feed is gone, or beyond [`FEEDS_MAX`], are left out.
+/// Returns how far each of `consumers` is behind, by shard. It reads the newest rows of each shard, back to the lowest position, but at
+/// most a share of [`TAIL_ROWS`]. The cost does not grow with the number of consumers, except for a read per position that is further back.
+/// A consumer at such a position is behind by at least these rows. Consumers whose feed is gone, or beyond [`FEEDS_MAX`], are left out.
 pub(crate) async fn lags(
     context: &Context,
     tx: &Transaction,
@@ -393,7 +393,7 @@ impl Tail {
         Ok(Self { space, rows, is_whole: rest.is_none() })
     }
 
-    /// The number of rows after `position`.
+    /// Returns the number of rows of the tail after `position`.
     fn count(&self, position: Sequence) -> usize {
         self.rows.partition_point(|(sequence, _)| *sequence > position)
     }
@@ -406,7 +406,7 @@ impl Tail {
 
 type Oldest = BTreeMap<(Sequence, ShardId), (Sequence, Bytes)>;
 
-/// Reads the first rows after those positions that the tails do not reach.
+/// Reads the first row after each position that the tails do not reach.
 async fn oldest_before(
     tx: &Transaction,
     positions: &[(ConsumerName, Vec<(ShardId, Sequence)>)],
@@ -429,7 +429,7 @@ async fn oldest_before(
     Ok(first.into_iter().flatten().collect())
 }
 
-/// How long ago a row was written. `None` for rows of documents, which have no time, and for rows that cannot be decoded.
+/// Returns how long ago a row was written; `None` for rows of documents, which have no time, and for rows that cannot be decoded.
 fn age_ms(context: &Context, feed: &FeedId, sequence: Sequence, value: &[u8]) -> Option<u64> {
     let row = feed.instance().is_none().then(|| Notification::from_stored(sequence, value).ok())??;
     Some(context.env().wall_ms().saturating_sub(row.written_ms))

@@ -19,7 +19,7 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// A consumer as a whole, whether it exists or not. Clones are cheap.
+/// A consumer as a whole, whether or not it exists. Clones are cheap.
 #[derive(Clone)]
 pub struct ConsumerHandle {
     pub(super) context: Arc<Context>,
@@ -32,7 +32,7 @@ impl fmt::Debug for ConsumerHandle {
     }
 }
 
-/// A stored deferred id: its key, its shard, the id, and its value.
+/// A deferred id as it is stored: the key, the shard, the id, and the value.
 pub(super) type StoredId = (Bytes, ShardId, Bytes, DeferredRow);
 
 impl ConsumerHandle {
@@ -62,7 +62,7 @@ impl ConsumerHandle {
         self.row(tx, isolation).await?.ok_or_else(|| self.missing())
     }
 
-    /// The checkpoint in `shard`; `None` if the consumer does not read the shard, or does not read it yet.
+    /// Reads the checkpoint in `shard`; `None` if the consumer does not read the shard, or does not read it yet.
     pub(super) async fn checkpoint_of(
         &self,
         tx: &Transaction,
@@ -73,7 +73,7 @@ impl ConsumerHandle {
         read(tx, &key, isolation, Cursor::from_bytes).await
     }
 
-    /// Reads all checkpoints, by shard. By snapshot, because they move all the time, and go back only if the consumer's row changes.
+    /// Reads a snapshot of all checkpoints, by shard: they move all the time, and go back only if the consumer's row changes.
     pub(super) async fn checkpoints(&self, tx: &Transaction) -> Result<Vec<(ShardId, Cursor)>> {
         let keys = &self.context.keys;
         let rows = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
@@ -92,7 +92,7 @@ impl ConsumerHandle {
         changed(tx, &self.context.keys, &self.name.pool());
     }
 
-    /// Reads the low watermark: no shard has to begin before it.
+    /// Reads the low watermark: no shard needs to begin before it.
     pub(super) async fn low_watermark(&self, tx: &Transaction, isolation: Isolation) -> Result<Sequence> {
         let key = self.context.keys.low_watermark(&self.name);
         Ok(read(tx, &key, isolation, watermark).await?.unwrap_or(Sequence::MIN))
@@ -108,7 +108,7 @@ impl ConsumerHandle {
         read(tx, key, isolation, DeferredRow::from_bytes).await
     }
 
-    /// Reads a page of deferred ids, by snapshot, and returns where to continue.
+    /// Reads a page of deferred ids in a snapshot read, and returns where to continue.
     pub(super) async fn deferred_page(
         &self,
         tx: &Transaction,

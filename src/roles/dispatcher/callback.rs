@@ -1,5 +1,5 @@
 //! [`Callback`]: a task that calls a user's function with each item of a subscription, with its [`RestartPolicy`] and [`CallbackHandle`].
-//! The subscription survives a panic of the function, so that the next function gets the same item again.
+//! The subscription survives a panic in the function, so that the next callback gets the same item again.
 
 use std::{
     convert::identity, fmt, future::poll_fn, panic::AssertUnwindSafe, sync::Arc, task::Poll, time::Duration,
@@ -30,7 +30,7 @@ pub struct RestartPolicy {
     pub pause_min: Duration,
     /// The longest pause. Default: 30 s.
     pub pause_max: Duration,
-    /// How many times an item on which the callback panics is tried before it is skipped. Default: 3.
+    /// How many times an item is tried before it is skipped, if the callback panics on it each time. Default: 3.
     pub attempts_max: u32,
 }
 
@@ -65,7 +65,7 @@ pub struct CallbackHandle {
 
 #[derive(Default)]
 struct Progress {
-    /// How far the callback has worked, updated only while a caller waits for more.
+    /// How far the callback has progressed; updated only while a caller waits for progress.
     worked_to: watch::Sender<Knowledge>,
     /// The cursor of the callback, once it has ended.
     ended: watch::Sender<Option<Cursor>>,
@@ -122,7 +122,7 @@ impl Drop for CallbackHandle {
     }
 }
 
-/// An item that the callback has not finished. A delivery that is passed on alone is a batch of its own.
+/// An item that the callback has not finished. A single delivery is a batch of its own.
 struct InHand {
     item: BatchItem,
     attempts: u32,
@@ -176,7 +176,7 @@ where
             };
             if let Err(text) = catch(call).await {
                 let broken = callback.take();
-                // Dropping it may panic as well.
+                // Dropping the broken callback may panic as well.
                 drop(catch(async { drop(broken) }).await);
                 self.note_panic(&text);
                 self.pass_over();
@@ -207,12 +207,12 @@ where
             });
             match catch(receive).await {
                 Ok(item) => self.in_hand = Some(InHand { item: item?, attempts: 0 }),
-                // A predicate of the filter panicked. The callback does not get the row that it judged, and the next row follows.
+                // A predicate of the filter panicked. The row that it judged is skipped, and the next row follows.
                 Err(text) => self.note_panic(&text),
             }
         }
         let is_ended = self.source.reader.state.is_ended();
-        // The last item, which reports that the bus is gone, comes even after the end.
+        // The last item, which reports that the bus is gone, is passed on even after the end.
         let is_wanted = |in_hand: &&InHand| !is_ended || matches!(in_hand.item, Item::Failed(_));
         self.in_hand.as_ref().filter(is_wanted).map(|in_hand| in_hand.item.clone())
     }
@@ -231,7 +231,7 @@ where
         let Some(InHand { item, .. }) = skipped else { return };
         let row = match item {
             Item::Delivery(batch) if batch.len() > 1 => {
-                // Tries each delivery alone, to skip only those on which the callback panics.
+                // Try each delivery alone, to skip only those on which the callback panics.
                 self.source.current = Some(batch);
                 return;
             }
@@ -241,7 +241,7 @@ where
         let Shared { context, .. } = &*self.source.reader.shared;
         context.stats.callback_skips.add(1);
         let (id, row) = (self.source.reader.state.id, row.map(|row| (row.name.clone(), row.sequence)));
-        tracing::error!(subscriber = %id, ?row, "skipped an item on which the callback panics each time");
+        tracing::error!(subscriber = %id, ?row, "skipped an item on which the callback panicked every time");
     }
 
     /// Waits before another callback is made, or until the subscription ends.
@@ -260,7 +260,7 @@ where
 }
 
 impl Progress {
-    /// Reports how far the callback has worked, if a caller waits for that.
+    /// Reports how far the callback has progressed, if a caller waits for progress.
     fn note(&self, source: &mut Source) {
         if self.worked_to.receiver_count() > 0 {
             self.worked_to.send_replace(source.cursor().knowledge());

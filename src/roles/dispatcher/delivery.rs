@@ -22,10 +22,10 @@ use crate::{
     state::notification_feed::ChangedDdocs,
 };
 
-/// A batch takes no further row once its names have this many bytes.
+/// A batch takes no more rows once its names have this many bytes.
 const BATCH_BYTES_MAX: usize = 32 * 1024;
 
-/// Returns how many of `rows` go into one batch. Batches are small, because an idle subscriber holds one.
+/// Returns how many of `rows` go into one batch. Batches are small, because every idle subscriber may hold one.
 pub(super) fn batch_len(rows: &[Arc<Notification>], rows_max: usize) -> usize {
     let mut bytes = 0;
     let fits = |row: &&Arc<Notification>| {
@@ -62,7 +62,7 @@ impl Batch {
         }
     }
 
-    /// Calls `make` once for all callers with an equal `key`, and returns the result. Keep the number of keys small.
+    /// Calls `make` once for all callers with an equal `key`, and returns its result. Keep the number of keys small.
     #[cfg(feature = "http")]
     pub fn once<K, T>(&self, key: K, make: impl FnOnce() -> T) -> Arc<(K, T)>
     where
@@ -114,7 +114,7 @@ pub(super) fn of_mark(mark: Mark) -> Sequence {
     Sequence::from_bytes(&bytes[..Sequence::MIN.as_bytes().len()]).expect("it was one")
 }
 
-/// Indices of rows in a batch, in order; usually there is one.
+/// Indices of rows in a batch, in order; usually just one.
 pub(super) type Indices = SmallVec<[u32; 4]>;
 
 /// The rows of a batch that a pattern matches, or that are delivered.
@@ -135,7 +135,7 @@ impl Matched {
         self.chosen.as_ref().map_or(self.batch.rows.len(), SmallVec::len)
     }
 
-    /// Returns the index in the batch of the row at `place`.
+    /// Returns the index within the batch of the row at `place`.
     #[inline]
     pub fn index_of(&self, place: usize) -> u32 {
         self.chosen.as_ref().map_or(place as u32, |indices| indices[place])
@@ -166,7 +166,7 @@ pub(super) struct Content {
     pub since: Cursor,
     /// The subscriber's set of filters, if it has one, and the kinds of events that the set wants.
     pub filters: Option<(Arc<Set>, Kinds)>,
-    /// The changed design documents of each delivery, if they were asked for.
+    /// The changed design documents of each delivery, if the subscription asked for them.
     pub ddocs: Option<Box<[Arc<ChangedDdocs>]>>,
 }
 
@@ -185,8 +185,8 @@ impl Content {
     }
 }
 
-/// Deliveries that come together. Each is for a different database, with one exception: in a round, a database that was deleted and created
-/// again can come twice, first with its tombstone.
+/// Deliveries that are received together. Each is for a different database, with one exception: in a round, a database that was deleted and
+/// created again can appear twice, first with its tombstone.
 ///
 /// Iterating over a reference copies no rows:
 ///
@@ -198,7 +198,7 @@ impl Content {
 /// # }
 /// ```
 ///
-/// Clones are cheap and share the rows. A batch that is kept holds its rows in memory, at most
+/// Clones are cheap and share the rows. As long as a batch lives, its rows stay in memory: at most
 /// [`DispatcherOptions::catch_up_rows_max`](super::DispatcherOptions::catch_up_rows_max) of them, or those of a round.
 #[derive(Clone)]
 pub struct DeliveryBatch {
@@ -213,7 +213,7 @@ impl DeliveryBatch {
         Self { start: 0, end: all.rows.len() as u32, all: Arc::new(all) }
     }
 
-    /// How many deliveries there are: at least one.
+    /// The number of deliveries: at least one.
     #[expect(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
         (self.end - self.start) as usize
@@ -277,7 +277,7 @@ impl DeliveryBatch {
         Self::new(all)
     }
 
-    /// Returns the batch of rows, if this is the whole batch, as other subscribers also receive it.
+    /// Returns the underlying batch, if this is all of it, just as other subscribers receive it.
     #[cfg(feature = "http")]
     pub(crate) fn whole(&self) -> Option<&Arc<Batch>> {
         let Content { rows: Matched { batch, chosen, .. }, since, .. } = &*self.all;
@@ -327,10 +327,10 @@ impl<'a> Iterator for Iter<'a> {
 
 impl ExactSizeIterator for Iter<'_> {}
 
-/// A row as news to one subscriber. Clones are cheap.
+/// A row as news for one subscriber. Clones are cheap.
 ///
-/// A database is known by its name. If several instances had the name in turn, the news says that the one before the current instance is
-/// deleted, whichever of them the subscriber knew.
+/// A database is identified by its name. If several instances had the name in turn, the news says that the instance before the current one
+/// was deleted, whichever of them the subscriber knew.
 #[derive(Clone)]
 pub struct Delivery {
     batch: Arc<Content>,
@@ -377,7 +377,7 @@ macro_rules! delivery {
             /// What is new to this subscriber, in the order in which it happened.
             ///
             /// Nothing is left out. If a database changes while the subscriber catches up over several pages of the feed, kinds that were
-            /// delivered before can be delivered again.
+            /// already delivered can be delivered again.
             pub fn news(&self) -> News {
                 self.notification().news_since(self.batch.since)
             }
@@ -388,8 +388,8 @@ macro_rules! delivery {
                 self.batch.since.rewound()
             }
 
-            /// The position of the row. Do not start again from here: events of other databases before this position may not be delivered
-            /// yet. Start again from the cursor of the subscription.
+            /// The position of the row. Do not start again from here: events of other databases before this position may not have been
+            /// delivered yet. Start again from the cursor of the subscription.
             #[inline]
             pub fn sequence(&self) -> Sequence {
                 self.notification().sequence
@@ -399,8 +399,8 @@ macro_rules! delivery {
             /// producers recorded their ids, each with the sequence of the notification that reported it. `None` unless the subscription
             /// asked for them ([`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs)).
             ///
-            /// They are read after the row, so they include later changes, which will be delivered again. Other design documents may have
-            /// changed as well if [`may_be_any_ddoc`](Self::may_be_any_ddoc) is true.
+            /// They are read later than the row, so they include later changes, which will be delivered again. Other design documents may
+            /// have changed as well if [`may_be_any_ddoc`](Self::may_be_any_ddoc) is true.
             pub fn ddocs(&self) -> Option<&$life [(DdocId, Sequence)]> {
                 self.batch.changed(self.index).map(|changed| &changed.ids[..])
             }
@@ -414,8 +414,8 @@ macro_rules! delivery {
                 self.news().kinds().contains(EventKind::DdocUpdated) && !ids_say_all
             }
 
-            /// The indices of the filters in the subscriber's set ([`Filter::any`](crate::Filter::any)) that want this delivery. Just 0 if
-            /// the subscriber has no set.
+            /// The indices of the filters in the subscriber's set ([`Filter::any`](crate::Filter::any)) that want this delivery. Only index
+            /// 0 if the subscriber has no set.
             pub fn wanted_by(&self) -> Vec<usize> {
                 let Some((set, kinds)) = &self.batch.filters else { return vec![0] };
                 set.wanting_of(*kinds, self.notification(), &self.batch.since)
@@ -495,7 +495,7 @@ impl<T> Item<T> {
     }
 }
 
-/// What a loop over [deliveries alone](crate::dispatcher::Subscribe::deliveries) has to handle in addition.
+/// What a loop over [deliveries alone](crate::dispatcher::Subscribe::deliveries) has to handle besides deliveries.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Trouble {
     /// See [`Item::Lagged`]: data derived from deliveries may be stale for databases that changed in between.

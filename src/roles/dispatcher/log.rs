@@ -36,7 +36,7 @@ use super::sync::{
     Arc, AtomicBool, AtomicU32, AtomicU64, AtomicWaker, Mutex, MutexGuard, Ordering, PoisonError,
 };
 
-/// How many entries from the end are tried before a binary search.
+/// How many entries at the end are tried before a binary search.
 const NEAR: usize = 8;
 
 /// An encoded position; later positions are larger. The log does not interpret it.
@@ -71,7 +71,7 @@ impl SubscriberState {
         Self { id, ..Self::default() }
     }
 
-    /// Ends the subscriber at once. Wake it afterwards.
+    /// Ends the subscriber at once. The caller must wake it afterwards.
     pub fn end(&self) {
         self.is_ended.store(true, Ordering::Release);
     }
@@ -101,7 +101,7 @@ impl SubscriberState {
 pub struct Entry<P> {
     pub number: u64,
     pub content: P,
-    /// How many rows the entries after it have: 0 if there are no such entries.
+    /// The number of rows in all later entries; 0 if there are none.
     pub rows_after: u64,
 }
 
@@ -119,9 +119,9 @@ pub struct Log<P>(Mutex<State<P>>);
 struct State<P> {
     /// The matching batches in the ring.
     entries: VecDeque<Slot<P>>,
-    /// Batches before this number may have left the ring, or were never matched.
+    /// Batches before this number may have left the ring, or were never matched against the pattern.
     begin: u64,
-    /// Subscribers that wait for the next entry; usually there is one.
+    /// Subscribers that wait for the next entry; usually just one.
     waiting: SmallVec<[Arc<SubscriberState>; 1]>,
 }
 
@@ -133,18 +133,18 @@ struct Slot<P> {
 }
 
 impl<P: Clone> Log<P> {
-    /// Makes the log of a pattern that is matched from batch number `begin` on.
+    /// Creates the log of a pattern that is matched from batch number `begin` on.
     pub fn new(begin: u64) -> Self {
         Self(Mutex::new(State { entries: VecDeque::new(), begin, waiting: SmallVec::new() }))
     }
 
-    /// Locks the state. It ignores poisoning, because no holder of the lock can panic in the middle of a change.
+    /// Locks the state, ignoring poisoning, because no holder of the lock can panic in the middle of a change.
     fn state(&self) -> MutexGuard<'_, State<P>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends the batch `number`, which comes after all others and begins at `begin`. `rows` is how many of its rows match, at least one.
-    /// Adds the waiting subscribers to `woken`.
+    /// Appends the batch `number`, which comes after all others and begins at `begin`. `rows` is the number of its rows that match, at
+    /// least one. Adds the waiting subscribers to `woken`.
     pub fn append(
         &self,
         number: u64,
@@ -171,8 +171,8 @@ impl<P: Clone> Log<P> {
         }
     }
 
-    /// Drops all batches before number `to`, where the ring begins again: readers before it are behind. Adds the waiting subscribers to
-    /// `woken`.
+    /// Drops all batches before number `to`, where the ring starts over, so that readers before it are behind. Adds the waiting subscribers
+    /// to `woken`.
     pub fn skip_to(&self, to: u64, woken: &mut Vec<Arc<SubscriberState>>) {
         let mut state = self.state();
         state.entries.clear();
@@ -180,7 +180,7 @@ impl<P: Clone> Log<P> {
         state.take_waiting([0, 0], woken);
     }
 
-    /// The oldest place from which the log is complete.
+    /// Returns the oldest place from which the log is complete.
     pub fn begin(&self) -> u64 {
         self.state().begin
     }
@@ -200,7 +200,7 @@ impl<P: Clone> Log<P> {
     }
 
     /// Returns the first entry from `batch_number` on. If there is none, or none after it, the next append wakes `subscriber`, whose waker
-    /// is registered.
+    /// must be registered.
     pub fn read_or_wait(
         &self,
         batch_number: u64,
@@ -220,7 +220,7 @@ impl<P: Clone> Log<P> {
         found
     }
 
-    /// Whether `subscriber`, whose waker is registered, has nothing to read from `batch_number` on. The next append then wakes it.
+    /// Whether `subscriber`, whose waker must be registered, has nothing to read from `batch_number` on. If so, the next append wakes it.
     pub fn wait(&self, batch_number: u64, subscriber: &Arc<SubscriberState>) -> bool {
         if subscriber.waits(batch_number) {
             return true;
@@ -234,7 +234,7 @@ impl<P: Clone> Log<P> {
     }
 
     /// Returns the beginning of the entry that took `subscriber` off the list: the subscriber has missed nothing before it. All zeros if no
-    /// entry has, or if the subscriber is on the list again.
+    /// entry did so, or if the subscriber is on the list again.
     pub fn taken_at(&self, subscriber: &SubscriberState) -> Mark {
         let _unchanged = self.state();
         if subscriber.listed.load(Ordering::Relaxed) != 0 {
@@ -256,7 +256,7 @@ impl<P: Clone> Log<P> {
 }
 
 impl<P: Clone> State<P> {
-    /// Returns the index of the first entry from `batch_number` on; the number of entries if there is none yet.
+    /// Returns the index of the first entry from `batch_number` on, or the number of entries if there is none yet.
     fn place_of(&self, batch_number: u64) -> Result<usize, Empty> {
         if batch_number < self.begin {
             return Err(Empty::Behind);
@@ -275,7 +275,7 @@ impl<P: Clone> State<P> {
         Ok(Entry { number: entry.number, content: entry.content.clone(), rows_after: last.rows - entry.rows })
     }
 
-    /// Puts `subscriber` on the waiting list, unless it is already there. The log has no entry from `from` on.
+    /// Puts `subscriber` on the waiting list, unless it is already there. The log must have no entry from `from` on.
     fn list(&mut self, subscriber: &Arc<SubscriberState>, from: u64) {
         let mut listed = subscriber.listed.load(Ordering::Relaxed) as usize;
         if listed == 0 {

@@ -3,15 +3,15 @@
 //! One task, the tail, appends what it reads, in batches, to a ring ([`shared`]). Each batch is matched once: every distinct pattern of the
 //! subscribers ([`patterns`]) has a [`log`] of the rows that it matches, found by the names of the rows. A subscriber is a cursor
 //! ([`reader`]) on the log of its pattern; one pattern matches everything, for subscribers that want everything or have a predicate. So a
-//! subscriber without matching rows costs nothing, and is never behind. Where the ring does not reach, a subscriber reads the feed from its
-//! cursor, which is bounded and complete, and slows down no other subscriber. A subscriber for which more than a page waits takes a round
+//! subscriber without matching rows costs nothing, and is never behind. A subscriber whose rows are not in the ring reads the feed from its
+//! cursor. That is bounded and complete, and slows down no other subscriber. A subscriber for which more than a page waits takes a round
 //! ([`newest`]), which has each database once. The news of a delivery is derived from a row and the subscriber's *own* cursor.
 //!
 //! # Memory
 //!
-//! The ring holds at most [`DispatcherOptions::ring_rows_max`] rows and one batch, and a number per row and matching pattern.
-//! A subscriber holds no more than a batch of [`DispatcherOptions::catch_up_rows_max`] rows, however many deliveries wait for it: its
-//! backlog is the feed. All subscribers with equal patterns that take rounds share one index of the ring's rows.
+//! The ring holds at most [`DispatcherOptions::ring_rows_max`] rows plus one batch, and a number per row and matching pattern. A subscriber
+//! holds no more than a batch of [`DispatcherOptions::catch_up_rows_max`] rows, however many deliveries wait for it: its backlog is the
+//! feed. All subscribers with equal patterns that take rounds share one index of the ring's rows.
 //!
 //! # Restarts
 //!

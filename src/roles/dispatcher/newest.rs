@@ -1,13 +1,13 @@
 //! [`Newest`]: the newest row of each name among the batches of a log, for subscribers that take a *round*: everything that waits for them,
 //! each database once.
 //!
-//! Rounds are taken by subscribers with a pace, and by those for which more than a page waits in the ring. Those with equal patterns share
-//! one index. It exists only while one of them is slow, so a subscriber that keeps up costs nothing here and waits for nothing. An entry of
+//! Rounds are taken by subscribers with a pace, and by those for which more than a page waits in the ring. Subscribers with equal patterns
+//! share one index, which exists only while one of them is slow, so a subscriber that keeps up has no cost and no wait here. An entry of
 //! the log is read once, however many subscribers are slow. While no waiting row has a newer one, a slow subscriber continues batch by
 //! batch, by reference.
 //!
-//! A round is a reading, like a reading of the feed: its rows come in pages, in order. A row that gets a newer one before it is taken is no
-//! longer taken. So the reader's knowledge stays where it was until the round is complete.
+//! A round is a reading, like a reading of the feed: its rows come in pages, in order. A row that gets a newer one before its page is taken
+//! is left out, so the reader's knowledge stays where it was until the round is complete.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -25,16 +25,16 @@ const ENTRIES_MAX: usize = 1_024;
 
 #[derive(Default)]
 pub(super) struct Newest {
-    /// The rows of the read entries, in order.
+    /// The rows of the entries read so far, in order.
     rows: VecDeque<Slot>,
     /// The place of the first row. Rows are added at both ends, and places do not change.
     first: u64,
     /// The place of the newest row of each name. Callers choose the names, so the hashes are seeded.
     names: HashMap<DbName, u64, foldhash::fast::RandomState>,
-    /// The entries of the log from batch number `begin` to before `end` have been read.
+    /// The entries with batch numbers from `begin` to before `end` have been read.
     begin: u64,
     end: u64,
-    /// The cursor at the end.
+    /// The cursor after the last entry read.
     to: Option<Cursor>,
     /// The last row that a newer one covers.
     pub superseded: Option<Sequence>,
@@ -77,7 +77,7 @@ impl Newest {
     }
 
     /// Reads the entries of `log` from `batch_number` on that are not in the index yet, and drops rows that have left the ring, which
-    /// begins at `begin`. The caller has read `begin` under the lock of this index, so nothing later was dropped.
+    /// begins at `begin`. The caller must read `begin` under the lock of this index, so that no later row has been dropped.
     pub fn read(
         &mut self,
         log: &Log<Matched>,

@@ -40,7 +40,7 @@ pub(super) struct Pattern {
 /// The maximum number of globs in a set, because a compiled set has a limited number of states.
 const GLOBS_PER_SET: usize = 1_000;
 
-/// Finds patterns by the texts of their atoms. It has the atoms of one kind, such as exact names or prefixes.
+/// Finds patterns by the texts of their atoms. All atoms are of one kind, such as exact names or prefixes.
 #[derive(Default)]
 struct ByText {
     /// An entry for each atom. The text stays in the pattern and is not copied, because there are many patterns with a single name.
@@ -108,9 +108,9 @@ pub(super) struct Patterns {
     pub everything: Arc<Pattern>,
     /// The other patterns, by [`MatchedBy`].
     by: [ByText; 4],
-    /// The compiled globs; `None` if the globs have changed since.
+    /// The compiled globs; `None` if the globs have changed since they were compiled.
     compiled: Option<Vec<CompiledGlobs>>,
-    /// The indexes of patterns whose subscribers take rounds, or took some. They are kept outside the patterns, because most have no index.
+    /// The indexes of patterns whose subscribers take rounds, or took some. They are kept outside the patterns, most of which have none.
     newest: BTreeMap<PatternKey, Weak<Mutex<Newest>>>,
 }
 
@@ -170,7 +170,7 @@ impl Patterns {
         })
     }
 
-    /// Returns the patterns of one kind, to be changed.
+    /// Returns the patterns of one kind, so that the caller can change them.
     fn of(&mut self, by: MatchedBy) -> &mut ByText {
         if by == MatchedBy::Glob {
             self.compiled = None;
@@ -247,7 +247,7 @@ impl CompiledGlobs {
     fn all(globs: &ByText) -> Vec<Self> {
         let mut sets = Vec::new();
         let mut globs: Vec<_> = globs.atoms.iter().map(|atom| (text(atom), &atom.0)).collect();
-        // Sorted, so that a run can be replayed.
+        // Sort the globs, so that a run can be replayed.
         globs.sort_unstable_by_key(|(text, pattern)| (*text, &pattern.key));
         for some in globs.chunks(GLOBS_PER_SET) {
             Self::compile(some, &mut sets);
@@ -266,7 +266,7 @@ impl CompiledGlobs {
                 let patterns = globs.iter().map(|(_, pattern)| Arc::clone(pattern)).collect();
                 sets.push(Self { set, patterns });
             }
-            // Together they are too large for one set.
+            // Together the globs are too large for one set.
             Err(_) if globs.len() > 1 => {
                 let (one, other) = globs.split_at(globs.len() / 2);
                 Self::compile(one, sets);

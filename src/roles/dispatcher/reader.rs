@@ -1,5 +1,5 @@
-//! [`Reader`]: the one path from the tail to a subscriber. It follows the ring through the log of its pattern, and filters row by row where
-//! the pattern is not enough. It reads the feed where the ring does not reach: at its start, and when it has fallen behind.
+//! [`Reader`]: the one path from the tail to a subscriber. It follows the ring through the log of its pattern, and filters row by row if
+//! the pattern does not decide. For rows that the ring does not hold, at its start or after falling behind, it reads the feed.
 //!
 //! # States
 //!
@@ -9,25 +9,25 @@
 //! |---|---|---|
 //! | *documents* | the design documents of a batch were read | the batch is returned |
 //! | *choosing* | the filter has judged all rows of a batch | *documents*, or the batch is returned |
-//! | on the feed | a page was read | *choosing*; after the last page (`is_at_end`) `CaughtUp`, if it began with nothing, then the ring |
+//! | on the feed | a page was read | *choosing*; after the last page (`is_at_end`), `CaughtUp` if it began with nothing, then the ring |
 //! | | the read failed, or returned `Expired` | the feed, at the same cursor, or from nothing |
 //! | on the ring | there is an entry | *choosing*; its place is then after the entry, or after a page of a round |
 //! | | the entry has left the ring | the feed; a reader that skips returns `Lagged` and continues where the ring begins |
 //!
 //! # A cursor never overtakes its rows
 //!
-//! 1. The cursor covers the returned rows, and no other wanted row. It moves only in these places: [`Reader::deliver`] (a batch is
-//!    returned, or has no wanted row), [`Reader::poll_documents`] (the batch is returned with its design documents), `CaughtUp` (all
-//!    earlier pages were returned), [`Reader::skip`] (`Lagged` reports the rows in between), and [`Reader::rest_at`], which moves it to a
-//!    position that no undelivered wanted row precedes. That is the end of the ring, if it was read before the log had no entry and nothing
-//!    is in progress; or the beginning of the next entry, which the reader has read, or which took the reader off the list.
-//! 2. The cursor never goes back, except after `Expired`. Where the ring knows more than the cursor, the two are joined
+//! 1. The cursor covers the returned rows, and no other wanted row. It moves only in [`Reader::deliver`] (a batch is returned, or has no
+//!    wanted row), in [`Reader::poll_documents`] (the batch is returned with its design documents), with `CaughtUp` (all earlier pages were
+//!    returned), in [`Reader::skip`] (`Lagged` reports the rows in between), and in [`Reader::rest_at`], which moves it to a position that
+//!    no undelivered wanted row precedes. That is the end of the ring, if it was read before the log, which had no entry, and nothing is in
+//!    progress; or the beginning of the next entry, which the reader has read, or which took the reader off the list.
+//! 2. The cursor never moves back, except after `Expired`. Where the ring knows more than the cursor, the two are joined
 //!    ([`Cursor::joined`]), which keeps the larger knowledge and the later position.
-//! 3. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of a reading
-//!    of the feed, reads the feed to its end first.
-//! 4. Within a round the reader's knowledge stays where it was when the round began, because rows of the round stand for older rows that it
-//!    passed. The reader may leave the ring at any time: whoever continues from its cursor reads the feed.
-//! 5. Waiting rows of the ring are referenced, not copied: an idle reader holds at most one batch.
+//! 3. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of reading the feed,
+//!    reads the feed to its end first.
+//! 4. Within a round the reader's knowledge stays where it was when the round began, because rows of the round stand in for older rows that
+//!    the reader has passed. The reader may leave the ring at any time: a reader that continues from its cursor reads the feed.
+//! 5. Rows that wait in the ring are referenced, not copied: an idle reader holds at most one batch.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -98,7 +98,7 @@ enum Step {
     Documents(Box<(DeliveryBatch, DdocRead)>),
 }
 
-/// A batch whose wanted rows are being chosen. It survives a panic of the predicate, and the row that caused the panic is not judged again.
+/// A batch whose wanted rows are being chosen. It survives a panic in the predicate, and the row that caused the panic is not judged again.
 struct Choice {
     matched: Matched,
     since: Cursor,
@@ -130,12 +130,12 @@ struct OnFeed {
     look_up: Option<LookUp>,
 }
 
-/// Progress of looking up exact names, which replaces reading the whole feed.
+/// Progress in looking up exact names, which the reader does instead of reading the whole feed.
 struct LookUp {
     count: usize,
     /// The end of the feed when the first name was looked up.
     to: Sequence,
-    /// Whether a name had a row after `to`. If so, the feed is read from there once all names are looked up.
+    /// Whether a name had a row after `to`. If so, the feed is read from there once all names have been looked up.
     is_outrun: bool,
 }
 
@@ -151,7 +151,7 @@ pub(super) struct Reader {
     /// The newest rows of the pattern, while the reader takes a round or is slow.
     newest: Option<Arc<Mutex<Newest>>>,
     is_in_round: bool,
-    /// Whether the last item was returned.
+    /// Whether the subscription has returned its last item.
     pub is_over: bool,
     cursor: Cursor,
     place: ReadsFrom,
@@ -182,7 +182,7 @@ impl Reader {
         }
     }
 
-    /// Returns the cursor: all wanted rows before it were returned. If no row waits, it is the end of the ring.
+    /// Returns the cursor: all wanted rows before it have been returned. If no row is waiting, the cursor is the end of the ring.
     pub fn cursor(&mut self) -> Cursor {
         if let (&ReadsFrom::Ring(batch_number), Step::Idle) = (&self.place, &self.step) {
             // Read the end before the log, so that the log has all batches before that end.
@@ -195,8 +195,8 @@ impl Reader {
         self.cursor
     }
 
-    /// Returns the order of this reader with another filter. It begins at `cursor`, and starts the current reading over, because the new
-    /// filter may want rows that this one rejected.
+    /// Returns the order of this reader with another filter. The new order begins at `cursor`, and starts the current reading over, because
+    /// the new filter may want rows that this one rejected.
     pub fn order_with(&self, filter: Filter, cursor: Cursor) -> Order {
         Order {
             start: cursor.rewound().into(),
@@ -217,7 +217,7 @@ impl Reader {
         polled
     }
 
-    /// Does the work of [`Reader::poll_next`], after the waker is registered.
+    /// Does the work of [`Reader::poll_next`] once the waker is registered.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<BatchItem> {
         loop {
             let item = match &mut self.step {
@@ -238,7 +238,7 @@ impl Reader {
         }
     }
 
-    /// Continues with the feed: reads its next page, or does what follows the last page.
+    /// Continues on the feed: reads the next page, or, after the last one, returns `CaughtUp` or leaves the feed.
     fn poll_feed(&mut self, context: &mut Context<'_>) -> Poll<Option<BatchItem>> {
         let ReadsFrom::Feed(feed) = &mut self.place else { return Poll::Ready(None) };
         if feed.is_at_end && self.cursor.knew_nothing() {
@@ -273,7 +273,7 @@ impl Reader {
             && let Some(paused) = pause
             && !self.is_in_round
         {
-            // Check the log only once: a row that came between two checks would be taken during the pause.
+            // Check the log only once: a row that arrived between two checks would be taken during the pause.
             if self.pattern.log.wait(batch_number, &self.state) {
                 return Poll::Ready(Err(Empty::Nothing));
             }
@@ -289,14 +289,14 @@ impl Reader {
     fn take(&mut self, batch_number: u64) -> Result<Option<DeliveryBatch>, Empty> {
         let read = self.pattern.log.read_or_wait(batch_number, &self.state);
         if self.is_in_round {
-            // The cursor cannot rest here: rows before the next entry may have newer rows, which are still to come.
+            // The cursor must not move here: rows before the next entry may have newer rows, which are not delivered yet.
             return self.take_round(read?.number, self.cursor);
         }
         if matches!(read, Err(Empty::Behind)) {
             self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
         }
         let Entry { number, content: matched, rows_after } = read?;
-        // The reader may be on the waiting list even with this entry in hand. From here on a later entry may take it off that list.
+        // The reader may be on the waiting list even though it holds this entry: from now on a later entry may take it off that list.
         self.rest_at(matched.batch.since);
         let since = self.cursor;
         let is_slow = rows_after > 0 && self.is_slow(matched.len() as u64 + rows_after);
@@ -310,14 +310,14 @@ impl Reader {
         Ok(self.choose_among(matched, since, true))
     }
 
-    /// Whether `rows`, the number of waiting rows, exceeds a page, or the number of exact names that the filter wants.
+    /// Whether `rows`, the number of waiting rows, exceeds a page, or the number of exact names that the filter wants if that is smaller.
     fn is_slow(&self, rows: u64) -> bool {
         let page = self.shared.options.page_rows_max;
         let names = self.filter.exact().map_or(page, |names| names.len().min(page));
         rows > names as u64
     }
 
-    /// Whether any row that waits from the batch `number` on has a newer row. Otherwise a round would have every waiting row.
+    /// Whether any row that waits from batch `number` on has a newer row. Otherwise a round would deliver every waiting row anyway.
     fn has_superseded(&mut self, number: u64, since: Cursor) -> Result<bool, Empty> {
         let (pattern, shared) = (&self.pattern, &self.shared);
         if shared.ring.read().superseded <= since.position() {
@@ -329,8 +329,8 @@ impl Reader {
         Ok(newest.superseded > Some(since.position()))
     }
 
-    /// Takes a page of the rows that wait from the batch `number` on: the newest row of each database. An older row is kept as well if the
-    /// newer one no longer shows a deletion, because the janitor deleted the tombstone in between.
+    /// Takes a page of the rows that wait from batch `number` on: the newest row of each database. An older row is also kept if the newer
+    /// one no longer shows a deletion, because the janitor deleted the tombstone in between.
     fn take_round(&mut self, number: u64, since: Cursor) -> Result<Option<DeliveryBatch>, Empty> {
         let (pattern, shared) = (&self.pattern, &self.shared);
         let mut newest = self.newest.get_or_insert_with(|| shared.patterns.lock().newest(pattern)).lock();
@@ -349,14 +349,14 @@ impl Reader {
         Ok(self.choose_among(Matched::all(batch), since, true))
     }
 
-    /// Delivers the wanted rows of `matched`, unless the filter has to judge each row. `by_pattern` says that the pattern matches them.
+    /// Delivers the wanted rows of `matched`, unless the filter has to judge each row. With `by_pattern`, the pattern has matched them.
     fn choose_among(
         &mut self,
         mut matched: Matched,
         since: Cursor,
         by_pattern: bool,
     ) -> Option<DeliveryBatch> {
-        // The feed may have been read ahead of the tail: rows up to the cursor were already delivered.
+        // The feed may have been read ahead of the tail: rows up to the cursor have already been delivered.
         matched.drop_up_to(since.position());
         if self.filter.passes_all(by_pattern) {
             return self.deliver(matched, since);
@@ -373,7 +373,7 @@ impl Reader {
                 ready!(tokio::task::coop::poll_proceed(context)).made_progress();
             }
             let (row, index) = (choice.matched.row(choice.judged), choice.matched.index_of(choice.judged));
-            // Count the row as judged beforehand, so that it is not judged again after a panic of the predicate.
+            // Count the row as judged first, so that it is not judged again if the predicate panics.
             choice.judged += 1;
             if self.filter.passes(row, &choice.since) {
                 choice.passed.push(index);
@@ -407,7 +407,7 @@ impl Reader {
         Some(batch)
     }
 
-    /// Completes with the batch, or a failure, once the design documents of the batch are read; with `None` if no row is wanted.
+    /// Completes once the batch's design documents have been read: with the batch, with a failure, or with `None` if no row is wanted.
     fn poll_documents(&mut self, context: &mut Context<'_>) -> Poll<Option<BatchItem>> {
         let Step::Documents(documents) = &mut self.step else { return Poll::Ready(None) };
         let (batch, read) = &mut **documents;
@@ -420,7 +420,7 @@ impl Reader {
         };
         let filter = &self.filter;
         let batch = batch.with_ddocs(ddocs, |delivery| {
-            // All rows passed the filter before. A row on which the predicate panics now is delivered, as it may be wanted.
+            // All rows have passed the filter. If the predicate panics now, deliver the row, because it may be wanted.
             catch_unwind(AssertUnwindSafe(|| is_wanted(filter, delivery))).unwrap_or(true)
         });
         self.step = Step::Idle;
@@ -428,7 +428,7 @@ impl Reader {
         Poll::Ready((batch.len() > 0).then_some(Item::Delivery(batch)))
     }
 
-    /// Joins `cursor` into the reader's cursor. No undelivered wanted row is before `cursor`.
+    /// Joins `cursor` into the reader's cursor. There must be no undelivered wanted row before `cursor`.
     fn rest_at(&mut self, cursor: Cursor) {
         self.cursor = self.cursor.joined(cursor);
     }
@@ -445,8 +445,8 @@ impl Reader {
         lagged
     }
 
-    /// Continues in the ring if the reader skips missed rows. It cannot skip if it began with nothing or is within a reading of the feed,
-    /// because rows then have older news. It does not skip if it looks up names, which is cheap however much it has missed.
+    /// Continues in the ring if the reader skips missed rows. It cannot skip if it began with nothing or is in the middle of reading the
+    /// feed, because rows then have older news. It does not skip if it looks up names, which is cheap however many rows it has missed.
     fn skip(&mut self, is_in_round: bool) -> Option<BatchItem> {
         let Knowledge::UpTo(from) = self.cursor.knowledge() else { return None };
         let is_reading = !is_in_round && self.cursor != from.into();
@@ -471,7 +471,7 @@ impl Reader {
         Some(Item::Lagged { from, to })
     }
 
-    /// Begins to read the next page of the feed.
+    /// Starts to read the next page of the feed.
     fn begin_load(&mut self) {
         let ReadsFrom::Feed(feed) = &mut self.place else { return };
         let looked_up = feed.look_up.as_ref().map_or(0, |look_up| look_up.count);
@@ -494,7 +494,7 @@ impl Reader {
         };
         let began = next.readable().unwrap_or(to);
         let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
-        // Names are looked up by several transactions, of which a later one may have read more.
+        // Several transactions look up the names, and a later one may have read more.
         let readable = rows.last().map_or(began, |row| row.sequence.max(began));
         let names = self.filter.exact().unwrap_or_default().len();
         let mut look_up = feed.look_up.take().unwrap_or(LookUp { count: 0, to, is_outrun: false });
@@ -503,7 +503,7 @@ impl Reader {
             let found = rows.len();
             rows.retain(|row| row.sequence <= look_up.to);
             look_up.is_outrun |= rows.len() < found;
-            // Names that are still to be looked up may have earlier rows.
+            // Names that have not been looked up yet may have earlier rows.
             let is_last = look_up.count == names;
             to = if is_last { look_up.to } else { since.position() };
             more = !is_last || look_up.is_outrun;
@@ -516,7 +516,7 @@ impl Reader {
     }
 }
 
-/// Where a reader at `cursor` continues: in the ring, if that has all later rows. With `may_be_ahead`, it may have read past the tail.
+/// Returns where a reader at `cursor` continues: in the ring if that has all later rows. With `may_be_ahead`, it may be past the tail.
 fn place_after(shared: &Shared, cursor: Cursor, may_be_ahead: bool) -> ReadsFrom {
     let batch_number = match (cursor.knowledge(), cursor.readable()) {
         (Knowledge::UpTo(known), None) => shared.ring.read().batch_after(known, may_be_ahead),
@@ -541,10 +541,10 @@ fn is_wanted(filter: &Filter, delivery: DeliveryRef<'_>) -> bool {
         || filter.wants_besides_ddocs(delivery.notification(), delivery.batch_since())
 }
 
-/// A read of the feed, in its own task: it holds one of a few permits, and must finish even if the subscriber is not polled.
+/// A read of the feed, in a task of its own: it holds one of a few permits, so it must finish even if the subscriber is not polled.
 type Load = Task<Result<NotificationPage>>;
 
-/// Reads the feed after `cursor` once a permit is free. With `names` it looks up the newest rows of these names.
+/// Reads the feed after `cursor` once a permit is free. If there are `names`, looks up their newest rows instead.
 fn load(shared: &Arc<Shared>, cursor: Cursor, names: Vec<DbName>, has_failed: bool) -> Load {
     let closed = Arc::clone(shared);
     let read = read(Arc::clone(shared), cursor, names, has_failed);

@@ -27,12 +27,11 @@ const TAIL: &str = "tail of a dispatcher";
 /// Delivers the feed to its subscribers. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions: waiting rows are no longer
 /// delivered, and the cursors cover what was delivered.
 ///
-/// The dispatcher also ends once a node of the process finds that the bus no longer exists. The last item of its subscriptions is then
-/// [`Error::BusGone`].
+/// The dispatcher also ends once a node of the process finds that the bus is gone. Its subscriptions then end with [`Error::BusGone`].
 #[derive(Debug)]
 #[must_use = "dropping it ends its subscriptions"]
 pub struct Dispatcher {
-    /// The task that reads the feed; `None` while the dispatcher is suspended, or if rows are pushed.
+    /// The task that reads the feed; `None` while the dispatcher is suspended, or if rows are pushed instead.
     tail: Option<Task<()>>,
     shared: Arc<Shared>,
     /// Whether dropping this handle ends the subscriptions.
@@ -56,7 +55,7 @@ impl Dispatcher {
         &self.shared
     }
 
-    /// Subscribes to the databases that `filter` matches. Choose the start and the way of receiving on the returned value.
+    /// Subscribes to the databases that `filter` matches. The returned builder sets where to start and how to receive.
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
         Subscribe { shared: Arc::clone(&self.shared), order: Order::new(filter) }
     }
@@ -67,13 +66,14 @@ impl Dispatcher {
         self.shared.end(id)
     }
 
-    /// A freshness barrier: waits until every event that was committed at the version `version` or before
+    /// A freshness barrier: waits until every event that was committed at or before `version`
     /// ([`Versionstamp::version`](crate::event::Versionstamp::version) of the commit) is folded, and the tail has published its row.
     /// Returns a position. A subscriber that has worked on everything up to there knows all of these events
-    /// ([`CallbackHandle::wait_until`](crate::dispatcher::CallbackHandle::wait_until), [`Mirror::wait_until`](crate::dispatcher::Mirror::wait_until)).
+    /// ([`CallbackHandle::wait_until`](crate::dispatcher::CallbackHandle::wait_until),
+    /// [`Mirror::wait_until`](crate::dispatcher::Mirror::wait_until)).
     ///
-    /// It needs running notifiers, and waits while there are none. While it waits, it reads from the store, every few milliseconds, the
-    /// rows of databases that had unfolded events when the wait began.
+    /// The barrier needs running notifiers, and waits while there are none. Meanwhile it reads, every few milliseconds, the stored rows of
+    /// the databases that had unfolded events when the wait began.
     ///
     /// Fails with [`Error::Invalid`] if the version is ahead of the store, with [`Error::NoSubscriber`] if the dispatcher ends first, and
     /// with [`Error::BusGone`] once the bus is gone.
@@ -86,8 +86,8 @@ impl Dispatcher {
         self.shared.ring.read().position()
     }
 
-    /// Returns for how long the tail has been behind; `end` is the current end of the feed. A tail that reads nothing has been behind since
-    /// its next poll was due; one that reads, since an end was seen that it has not reached.
+    /// Returns how long the tail has been behind; `end` is the current end of the feed. If the tail has stopped reading, it has been behind
+    /// since its next poll was due; otherwise since an end was seen that it has not reached yet.
     #[cfg(feature = "http")]
     pub(crate) fn lag(&self, end: Sequence) -> std::time::Duration {
         let (now, (read_to, read_at)) = (self.shared.context.env().now(), self.shared.progress.get());
@@ -97,7 +97,7 @@ impl Dispatcher {
             Some((wanted, since)) if read_to < wanted => now.saturating_sub(since),
             _ => {
                 *wanted = Some((end, now));
-                // If nothing is appended, the tail gets there at the next check of the watcher. The tail's own polls may be rare.
+                // If nothing is appended, the tail reaches the end only at the watcher's next check. The tail's own polls may be rare.
                 self.shared.context.wakeups.look();
                 std::time::Duration::ZERO
             }
@@ -105,7 +105,7 @@ impl Dispatcher {
         overdue.max(behind)
     }
 
-    /// The number of current subscriptions, without those whose stream or handle was dropped.
+    /// The number of current subscriptions, not counting those whose stream or handle was dropped.
     pub fn subscribers(&self) -> usize {
         self.shared.count()
     }
@@ -124,9 +124,9 @@ impl Dispatcher {
         &self.shared.context
     }
 
-    /// Publishes `rows` as if the tail had read them, and had read everything up to `to`; for tests and benchmarks. The rows must be in
-    /// order, after the current position and not after `to`. Fails with [`Error::Invalid`] otherwise, or if a tail reads the feed; a
-    /// release build trusts that they are in order. Only one caller may push at a time.
+    /// Publishes `rows` as if the tail had read them, and everything else up to `to`; for tests and benchmarks. The rows must be in order,
+    /// after the current position and not after `to`. Fails with [`Error::Invalid`] otherwise, or if a tail reads the feed; a release build
+    /// trusts that the rows are in order. Only one caller may push at a time.
     #[cfg(any(test, feature = "test-util"))]
     pub fn push(&self, rows: Vec<Arc<Notification>>, to: Sequence) -> Result<()> {
         let from = self.position();

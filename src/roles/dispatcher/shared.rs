@@ -1,6 +1,6 @@
-//! [`Shared`]: the state that the tail and the subscribers of a dispatcher share. It publishes rows to the subscribers, and ends them. Its
-//! [`Ring`] records which of the tail's batches are in memory. The batches themselves are in the logs of the patterns that match them; the
-//! pattern that matches everything has all of them.
+//! [`Shared`]: the state that the tail and the subscribers of a dispatcher share. It publishes rows to the subscribers, and ends their
+//! subscriptions. Its [`Ring`] records which of the tail's batches are in memory. The batches themselves are in the logs of the patterns
+//! that match them; the pattern that matches everything has all of them.
 //!
 //! Each batch with rows that is appended to the ring gets the next number. A place in the ring is the number of the first batch after it.
 //!
@@ -8,8 +8,8 @@
 //!
 //! 1. The batches hold all rows between the beginning and the end of the ring; the end is the position of the tail. Between two batches,
 //!    and after the last one, there was nothing to read.
-//! 2. A batch holds every row of the feed in its range that had no newer row when the batch was read. If a row had a newer one, the newer
-//!    one delivers its events: in the same batch if that is complete, else in a later one.
+//! 2. A batch holds every row of the feed in its range that had no newer row when the batch was read. The events of a row that had a newer
+//!    one are delivered with the newer one: in the same batch if that is complete, or else in a later one.
 //! 3. The end moves only after every log has the batches before it: first the logs, then [`Ring::push`].
 
 use std::{
@@ -44,7 +44,7 @@ use crate::{
     },
 };
 
-/// How a dispatcher works.
+/// Options for a dispatcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DispatcherOptions {
@@ -54,9 +54,9 @@ pub struct DispatcherOptions {
     pub page_rows_max: usize,
     /// How often the tail polls for rows whose hint was lost. Default: 1 s.
     pub poll_interval: Duration,
-    /// How many lagging subscribers read the feed at once, 1 to 10,000; others wait for their turn. Default: 8.
+    /// The maximum number of lagging subscribers that read the feed at once, 1 to 10,000; others wait their turn. Default: 8.
     pub catch_ups_max: usize,
-    /// The maximum number of rows that a lagging subscriber reads at once, and that a batch of the ring has: an idle subscriber may hold
+    /// The maximum number of rows that a lagging subscriber reads at once, and of rows in a batch of the ring: an idle subscriber may hold
     /// that many. 1 to 10,000, and never more than [`DispatcherOptions::page_rows_max`]. Default: 256.
     pub catch_up_rows_max: usize,
 }
@@ -111,7 +111,7 @@ impl DispatcherOptions {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
     pub batch_number: u64,
-    /// The cursor of a subscriber that knew everything before the ring and has received all its rows of the ring.
+    /// The cursor of a subscriber that knew everything before the ring and has received all of its rows in the ring.
     pub cursor: Cursor,
 }
 
@@ -129,7 +129,7 @@ pub(super) struct Ring {
     /// The oldest place: the number of the oldest batch, and the position before it.
     pub begin: (u64, Sequence),
     pub end: End,
-    /// The last row that a row of the ring superseded, whether or not it was in the ring itself. All rows after it have different names.
+    /// The last row that a row of the ring superseded, even if it was never in the ring itself. All rows after it have different names.
     pub superseded: Sequence,
 }
 
@@ -139,8 +139,8 @@ impl Ring {
         Self { queue: VecDeque::new(), rows: 0, rows_max, begin: (0, start), end, superseded: Sequence::MIN }
     }
 
-    /// Appends a batch that all logs already have, and drops the oldest batches above the limit. `patterns` match the batch. Returns the
-    /// patterns that matched the batches which left the ring.
+    /// Appends a batch that all logs already have, and drops the oldest batches beyond the limit. `patterns` match the batch. Returns the
+    /// patterns that matched the dropped batches.
     pub fn push(&mut self, batch: &Batch, patterns: Vec<Arc<Pattern>>) -> Vec<Arc<Pattern>> {
         self.end.cursor = batch.cursor_after(batch.since);
         let superseded = batch.rows.iter().filter_map(|row| row.previous).max();
@@ -160,14 +160,14 @@ impl Ring {
         pruned
     }
 
-    /// Continues at `to` with batch number `next`, which leaves at least one number out. Drops all earlier batches.
+    /// Continues at `to` with batch number `next`, which must skip at least one number. Drops all earlier batches.
     pub fn skip_to(&mut self, next: u64, to: Sequence) {
         (self.begin, self.end) = ((next, to), End { batch_number: next, cursor: to.into() });
         (self.rows, self.queue) = (0, VecDeque::new());
     }
 
-    /// Returns the place of the first batch with rows after `position`; `None` if such rows have left the ring. With `may_be_ahead`, the
-    /// place of a position ahead of the ring is the end of the ring.
+    /// Returns the place of the first batch with rows after `position`; `None` if such rows have left the ring. With `may_be_ahead`, a
+    /// position ahead of the ring has its place at the end of the ring.
     pub fn batch_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
         if position < self.begin.1 || (position > self.end.cursor.position() && !may_be_ahead) {
             return None;
@@ -186,7 +186,7 @@ pub(crate) struct Shared {
     pub options: DispatcherOptions,
     pub feed: NotificationFeed,
     pub ring: RwLock<Ring>,
-    /// How far the tail has read, even where there were no rows and the ring does not move.
+    /// How far the tail has read, even where it found no rows and the ring did not move.
     pub progress: Arc<TailProgress>,
     /// An end of the feed that the tail has not reached yet, and when it was seen.
     #[cfg(feature = "http")]
@@ -194,7 +194,7 @@ pub(crate) struct Shared {
     /// The tail holds this lock while it matches a batch.
     pub patterns: Mutex<Patterns>,
     subscribers: Mutex<Subscribers>,
-    /// The knowledge of a subscriber that has received all its rows of the ring. Barriers wait for it.
+    /// The knowledge of a subscriber that has received all of its rows in the ring. Barriers wait for it to grow.
     known: watch::Sender<Knowledge>,
     phase: watch::Sender<Phase>,
     /// How many tasks of callbacks and readers are running.
@@ -208,15 +208,15 @@ pub(crate) struct Shared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Open,
-    /// All subscribers are ended; callback calls that have begun continue.
+    /// All subscribers are being ended; callback calls in progress continue.
     Closed,
-    /// All tasks are ended.
+    /// All tasks end at their next await.
     CutOff,
 }
 
 #[derive(Default)]
 struct Subscribers {
-    /// Sorted by id, so that a run can be replayed. `None` for a subscriber that has left; these are never more than the others.
+    /// Sorted by id, so that a run can be replayed. `None` for a subscriber that has left; these never outnumber the others.
     states: Vec<(SubscriberId, Option<Arc<SubscriberState>>)>,
     present: usize,
     last_id: u64,
@@ -345,7 +345,7 @@ impl Shared {
         let knowledge = self.ring.read().end.cursor.knowledge();
         self.known.send_if_modified(|known| {
             *known = knowledge.max(*known);
-            // A later barrier reads the value before it waits, so nothing is sent while no barrier waits.
+            // A barrier reads the value before it waits, so nothing needs to be sent while no barrier waits.
             self.known.receiver_count() > 0
         });
     }
@@ -355,7 +355,7 @@ impl Shared {
     pub fn expire(&self, horizon: Sequence) {
         let mut woken = Vec::new();
         let patterns = self.patterns.lock();
-        // One number is left out, so that a subscriber at the end is behind as well.
+        // Skip one number, so that a subscriber at the end is behind as well.
         let next = self.ring.read().end.batch_number + 1;
         for pattern in patterns.all() {
             pattern.log.skip_to(next, &mut woken);
@@ -434,7 +434,7 @@ impl Shared {
     }
 
     pub fn close(&self) {
-        // A subscriber that enters from now on is ended at once.
+        // Any subscriber that enters from now on ends at once.
         self.phase.send_modify(|phase| *phase = Phase::Closed.max(*phase));
         let all: Vec<_> =
             self.subscribers.lock().states.iter().filter_map(|(_, state)| state.clone()).collect();

@@ -31,8 +31,8 @@ impl Subscribe {
     ///
     /// A subscription keeps its position only in memory. Use a [`consumer`](crate::consumer) for work that has to survive a crash.
     ///
-    /// A start that an embedded store has never had gives [`Item::Expired`]. A start ahead of a cluster, or
-    /// in a later incarnation, gives [`Item::Failed`] with [`Error::Invalid`].
+    /// If an embedded store has never had the start, the subscription gets [`Item::Expired`]. If the start is ahead of a cluster, or in a
+    /// later incarnation, it gets [`Item::Failed`] with [`Error::Invalid`].
     pub fn since(mut self, start: impl Into<Start>) -> Self {
         (self.order.start, self.order.is_caught_up) = (start.into(), false);
         self
@@ -45,20 +45,20 @@ impl Subscribe {
         self
     }
 
-    /// Skips missed rows when it falls behind the dispatcher's ring, and reports them with [`Item::Lagged`]. A subscriber that begins with
-    /// nothing still reads the feed, and exact names are looked up.
+    /// Skips missed rows when the subscriber falls behind the dispatcher's ring, and reports them with [`Item::Lagged`]. A subscriber that
+    /// begins with nothing still reads the feed, and exact names are still looked up.
     pub fn skip_when_lagging(mut self) -> Self {
         self.order.skips = true;
         self
     }
 
     /// Delivers in rounds that begin at least `pace` apart, the first at once. A round has each database once, with all its news since its
-    /// last delivery. It has a database twice if it has several batches and the database is updated between them, or if the database was
+    /// last delivery. A database comes twice if the round has several batches and the database is updated between them, or if it was
     /// deleted and created again and its tombstone was removed in between. So an indexer with a pace of one minute gets one delivery per
     /// minute for a database that is updated a thousand times. With [`Duration::MAX`] there is one round.
     ///
-    /// Without a pace, a subscriber for which more than a page waits ([`DispatcherOptions::page_rows_max`](super::DispatcherOptions))
-    /// takes such a round, too: however slow it is, it gets each database once.
+    /// Without a pace, a subscriber for which more than a page waits ([`DispatcherOptions::page_rows_max`](super::DispatcherOptions)) also
+    /// takes such a round: however slow it is, it gets each database once.
     ///
     /// Fails with [`Error::Invalid`] if the pace is zero: leave it out to get every delivery at once.
     pub fn every(mut self, pace: Duration) -> Result<Self> {
@@ -131,9 +131,9 @@ impl Subscribe {
     /// Receives through an async callback, in a task of its own, which ends when the handle is dropped. Must be called within a tokio
     /// runtime.
     ///
-    /// `factory` makes the callback when the first item comes, and a new one after each panic, which is caught, logged and counted. The new
-    /// callback gets the same item again. An item on which it panics as many times as `policy` allows is skipped, logged and counted. Items
-    /// come one at a time, and other subscribers are not affected. A panic of the filter's predicate costs only its row.
+    /// `factory` makes the callback when the first item arrives, and a new one after each panic, which is caught, logged and counted. The
+    /// new callback gets the same item again. An item on which it panics as many times as `policy` allows is skipped, logged and counted.
+    /// Items arrive one at a time, and other subscribers are not affected. A panic in the filter's predicate costs only its row.
     ///
     /// Fails with [`Error::Invalid`] if the policy is invalid.
     ///
@@ -197,13 +197,13 @@ impl Subscribe {
 macro_rules! replace {
     ($($stream:ty),*) => {$(
         impl $stream {
-            /// Ends this subscription, and begins another one with `filter` and the same options. Choose the way of receiving on the
-            /// returned value.
+            /// Ends this subscription, and begins another one with `filter` and the same options. The returned builder sets how to receive.
             ///
             /// No news is missed for databases that both filters want; others are delivered from the current cursor on. A reading in
             /// progress starts over ([`Cursor::rewound`](crate::Cursor::rewound)), because the new filter may want rows that this one
-            /// passed. So everything delivered since the reading began, whether that is a first scan, another reading of the feed, a round
-            /// or a batch, is delivered again if both filters want it. Nothing is delivered twice to a subscriber for which nothing waits.
+            /// rejected. So everything delivered since the reading began, whether that is a first scan, another reading of the feed, a
+            /// round or a batch, is delivered again if both filters want it. Nothing is delivered twice to a subscriber for which nothing
+            /// waits.
             pub fn replace(mut self, filter: Filter) -> Subscribe {
                 let cursor = self.cursor();
                 let reader = &self.source.reader;

@@ -35,9 +35,9 @@ impl Source {
         self.current.as_ref().map_or_else(|| self.reader.cursor(), |left| left.cursor_after(0))
     }
 
-    /// Returns the next batch if `in_batches`, or else the next delivery as a batch of its own; either is converted. The rest in `current`
-    /// goes first, one delivery at a time. The caller has worked on everything returned before. When the subscription ends, the rest is not
-    /// returned, and the cursor is before it.
+    /// Returns the next batch if `in_batches`, or else the next delivery as a batch of its own; `convert` is applied to either. The rest in
+    /// `current` is returned first, one delivery at a time. The caller must have worked on everything returned before. When the
+    /// subscription ends, the rest is not returned, and the cursor is before it.
     #[inline]
     pub fn poll_next<T>(
         &mut self,
@@ -54,7 +54,7 @@ impl Source {
         self.poll_reader(context, in_batches, convert)
     }
 
-    /// Does [`Source::poll_next`] if there is no rest. It is not inlined into the caller's loop, to make deliveries of the rest cheap.
+    /// Does [`Source::poll_next`] if there is no rest. It is not inlined into the caller's loop, so that deliveries of the rest are cheap.
     #[cold]
     #[inline(never)]
     fn poll_reader<T>(
@@ -90,7 +90,7 @@ macro_rules! subscription {
                 self.source.reader.state.id
             }
 
-            /// The cursor: all wanted rows before it were returned, and no others. A subscription that starts from it misses nothing.
+            /// The cursor: all wanted rows before it have been returned, and no others. A subscription that starts from it misses nothing.
             pub fn cursor(&mut self) -> Cursor {
                 self.source.cursor()
             }
@@ -105,7 +105,7 @@ macro_rules! subscription {
 }
 
 /// A stream of [`Item`]s with batches of deliveries: the cheapest way to receive many. It ends when the dispatcher ends or the subscriber
-/// is asked to end; what still waits is not delivered, and the cursor covers what was delivered.
+/// is asked to end; rows that still wait are not delivered, and the cursor covers what was delivered.
 ///
 /// # Cancel safety
 ///

@@ -1,4 +1,4 @@
-//! Tests of readers between two pages of the tail, where a test from outside cannot stop the tail.
+//! Tests of readers between two pages of the tail, a point at which a test from outside cannot stop the tail.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,8 +47,8 @@ fn round(subscription: &mut (impl StreamExt<Item = BatchItem> + Unpin)) -> Deliv
 }
 
 /// Regression: a round has a reading that is complete at 101, and the first page of the next reading, up to 102. The rest of that reading
-/// comes with the next round. From the rest the reader learned that it knew everything up to 101, and went back there: a callback whose
-/// filter was replaced with that round in hand, or a stream that was made again from its cursor, got the row at 102 twice.
+/// comes with the next round. From the rest the reader learned that it knew everything up to 101, and moved back there: a callback whose
+/// filter was replaced with that round in hand, or a stream that was recreated from its cursor, got the row at 102 twice.
 #[tokio::test(start_paused = true)]
 async fn more_knowledge_moves_no_reader_back() {
     let dispatcher = suspended(100);
@@ -86,7 +86,7 @@ async fn an_overrun_reader_does_not_go_back_within_a_reading() {
 }
 
 /// Regression: a reader with a pace had a batch in hand and was on the waiting list for the next one. The next batch pushed it out of the
-/// ring before the reader had checked for newer rows. The reader took the beginning of the next batch for what it knew, and lost the row.
+/// ring before the reader had checked for newer rows. The reader then took everything before the next batch as known, and lost the row.
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_leaves_the_ring_while_it_is_taken_is_not_passed() {
     let dispatcher = suspended(1);

@@ -1,10 +1,10 @@
 //! Deletes consumers that have had no member for longer than the expiry they were created with.
 //!
-//! Instead of comparing clocks, the janitor counts the total time that janitors have worked, which stands still while none works. When a
-//! pass first finds a consumer without members, it saves the time, because the consumer may have had a member until now. A later pass
-//! deletes the consumer once that is longer ago than the expiry. A pass that finds a member removes the saved time, and so does a node in
-//! the transaction that makes it a member. So a consumer may be deleted later than promised, but never sooner. A pass may be repeated: it
-//! writes the same again.
+//! Instead of comparing clocks, the janitor counts the total time that janitors have worked, which does not advance while none works. When
+//! a pass first finds a consumer without members, it saves that time, because the consumer may have had a member until now. A later pass
+//! deletes the consumer once the saved time is further back than the expiry. A pass that finds a member removes the saved time, and so does
+//! a node in the transaction that makes it a member. So a consumer may be deleted later than promised, but never sooner. A pass can be
+//! repeated: it writes the same rows again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +36,7 @@ const JUDGED_AT_ONCE: usize = 16;
 /// The total time that janitors have worked, continued by the current one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct WorkedTime {
-    /// A lower bound of how long earlier janitors worked, and when this one began on its own clock. `None` until that bound is read.
+    /// A lower bound of how long earlier janitors worked, and when this one began, on its own clock. `None` until the bound has been read.
     began: Option<(Duration, Duration)>,
 }
 
@@ -114,8 +114,8 @@ impl Pass<'_> {
         stored.map(|value| MemberlessSince::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
     }
 
-    /// Deletes `consumer` if it has had no member for long enough, otherwise saves how long it has had none. Returns whether it was
-    /// deleted. `tx` fails if a member joins before the commit.
+    /// Deletes `consumer` if it has had no member for long enough, or else saves how long it has had none. Returns whether it was deleted.
+    /// `tx` fails if a member joins before the commit.
     async fn expire_consumer(
         &self,
         tx: &Transaction,
@@ -141,7 +141,7 @@ impl Pass<'_> {
             }
             return Ok(false);
         }
-        // Without a saved time, a member may have left just before this read.
+        // Without a saved time, a member may have been there until just before this read.
         let alive_ms = since.map_or_else(|| worked.now_ms(env), |since| since.alive_ms);
         let idle_ms = before_ms.saturating_sub(alive_ms);
         if idle_ms < row.expiry_ms {
@@ -174,9 +174,9 @@ impl Pass<'_> {
         Ok(passed)
     }
 
-    /// Returns the first shard of each of `feeds` that has a consumer; a feed without consumers has none. Snapshot reads are enough,
-    /// because a consumer only leaves an entry for the next one. Only its creation or a reset puts it elsewhere, and both write the
-    /// `beginnings` of its feed: `tx` must have those of the feeds in its conflict set.
+    /// Returns the first shard in use of each of `feeds` that has consumers. Snapshot reads are enough, because a consumer only moves on to
+    /// the next entry. Only creating or resetting it puts it elsewhere, and both write the `beginnings` of its feed: `tx` must have those
+    /// of the feeds in its conflict set.
     pub async fn first_shards_in_use<'f>(
         &self,
         tx: &Transaction,

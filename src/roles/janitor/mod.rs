@@ -88,7 +88,7 @@ impl Work for Cleaning {
                 self.context.env().sleep(self.options.interval).await;
             }
         };
-        // Each transaction of a pass is complete in itself, so the work can stop between any two.
+        // Each transaction of a pass is complete in itself, so the work can stop between any two of them.
         async move {
             tokio::select! {
                 biased;
@@ -141,7 +141,7 @@ impl Pass<'_> {
                 .write(async |tx| {
                     let (page, swept) = tokio::try_join!(
                         tx.get_range(&read, Isolation::Snapshot),
-                        // Serializable: a late commit of an earlier attempt must not clear the next run of a key.
+                        // Serializable: a late commit of an earlier attempt must not clear the result of a key's next run.
                         tx.get(&horizon, Isolation::Serializable)
                     )?;
                     let old = tx.read_version().await?.saturating_sub(RETENTION);

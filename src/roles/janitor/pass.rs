@@ -11,7 +11,7 @@ use crate::{
     store::{Priority, Transaction, TransactionOption},
 };
 
-/// How a janitor works.
+/// Options for a janitor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JanitorOptions {

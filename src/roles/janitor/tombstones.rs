@@ -27,7 +27,7 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// Into how many parts age marks divide a retention. A tombstone stays at most one such part longer than it has to.
+/// The number of parts into which age marks divide a retention. A tombstone stays at most one such part longer than it has to.
 const MARKS: u32 = 16;
 
 /// How many rows are read in one transaction. A second transaction deletes the tombstones among them.
@@ -45,7 +45,7 @@ pub(super) struct JanitorClock {
 }
 
 impl Pass<'_> {
-    /// Makes a clock that continues the time of earlier janitors.
+    /// Starts a clock that continues the time of earlier janitors.
     pub async fn begin_age(&self) -> Result<JanitorClock> {
         let keys = &self.context.keys;
         let last = RangeRead::new(keys.age_marks()).limit(1).reverse();
@@ -67,7 +67,7 @@ impl Pass<'_> {
                 let page = tx.get_range(&RangeRead::new(keys.age_marks()), Isolation::Snapshot).await?;
                 let marks = page.rows.iter().map(|row| keys.age_mark_of(row)).collect::<Result<Vec<_>>>()?;
                 let at = feed.last_readable(&tx).await?;
-                // The time is read after the position: however long the store took, the position is at least as old as the time says.
+                // Read the time after the position: however long the store took, the position is at least as old as the time says.
                 let worked = known.earlier + self.context.env().now().saturating_sub(known.began);
                 let worked_ms = u64::try_from(worked.as_millis()).expect("nobody works for so long");
                 let is_due = known.marked.is_none_or(|marked| worked.saturating_sub(marked) >= step);
@@ -98,7 +98,7 @@ impl Pass<'_> {
         let (mut dropped, mut cursor) = (0, Cursor::from(from));
         while cursor.position() < old {
             let page = match self.read(async |tx| feed.page(&tx, cursor, PAGE_ROWS).await).await {
-                // Another janitor has deleted the rows at the cursor, or the cursor is in a part that a restore has lost. There may be
+                // Another janitor has deleted the rows at the cursor, or a restore has lost the part that the cursor is in. There may be
                 // tombstones before and after it.
                 Err(Error::Expired { .. }) => {
                     cursor = Cursor::BEGINNING;

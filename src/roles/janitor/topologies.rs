@@ -1,8 +1,8 @@
 //! Deletes closed topology entries whose shards are empty, and which no consumer needs.
 //!
 //! Rows are never added to a closed shard, so an empty one stays empty. A reader that was about to read it learns from the remaining shards
-//! where to continue. A consumer may still work on rows that were in the shard, and hands its keys over to the next entry. So the entry
-//! that it is in is kept, and all later ones.
+//! where to continue. A consumer may still work on rows that were in the shard before it hands its keys over to the next entry. So the
+//! entry that the consumer is in is kept, and so are all later ones.
 
 use std::slice;
 
@@ -55,8 +55,8 @@ impl Pass<'_> {
         failed.end()
     }
 
-    /// Returns those of `entries` whose shards have no rows. One transaction reads shards of several entries, because if there are many
-    /// feeds, most have few shards.
+    /// Returns those of `entries` whose shards have no rows. One transaction reads shards of several entries, because in a bus with many
+    /// feeds, most feeds have few shards.
     async fn empty<'e>(
         &self,
         entries: &'e [(FeedId, TopologyRow)],
@@ -108,7 +108,7 @@ impl Pass<'_> {
         });
         let mut dropped = 0;
         for (stored, key, feed, entry) in try_join_all(reads).await? {
-            // Another janitor has deleted the entry.
+            // Another janitor has already deleted the entry.
             if stored.as_deref() != Some(&entry.to_bytes()[..]) {
                 continue;
             }

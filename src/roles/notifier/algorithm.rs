@@ -11,7 +11,7 @@ use crate::base::{
 pub(super) struct Observed {
     /// The events of all slots of the instance.
     pub tally: Tally,
-    /// Whether an id of a changed design document waits.
+    /// Whether an id of a changed design document is waiting.
     pub has_ddocs: bool,
     /// The versionstamp of the newest transaction that recorded an event, if producers record versionstamps.
     pub versionstamp: Option<Versionstamp>,
@@ -33,15 +33,15 @@ impl Observed {
 pub(super) struct Folded {
     /// The new row, as a draft; `None` if the row stays as it is.
     pub row: Option<Notification>,
-    /// Events of instances that were replaced before.
+    /// Events of instances that had already been replaced.
     pub stale: Counters,
 }
 
 /// Folds the observed events of `name` into its row `present`.
 ///
-/// Events of the present instance come first, then those of instances that are deleted already, then those of the living one. An instance
-/// was replaced before if it is neither the present one nor created by these events; its events are stale. If the name has no row, no
-/// instance can have been replaced, and any counted event brings the instance into the feed. Ids of design documents without a count are
+/// Events of the present instance come first, then those of instances that are already deleted, then those of the living one. An instance
+/// counts as already replaced if it is neither the present one nor created by these events; its events are stale. If the name has no row,
+/// no instance can have been replaced, and any counted event brings the instance into the feed. Ids of design documents without a count are
 /// not events.
 pub(super) fn fold(
     name: &DbName,
@@ -68,7 +68,7 @@ pub(super) fn fold(
     });
     for (instance, events) in others {
         // A fold takes all counters of an instance before the first of its design documents. So ids without counters are left over from a
-        // fold that stopped between them; the row of that instance was written then, and has been removed since.
+        // fold that stopped in between. It wrote the row of that instance, and the row has been removed since.
         if events.tally.counters == Counters::ZERO {
             continue;
         }
@@ -103,7 +103,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// An empty row of a new instance.
+    /// Returns an empty row for a new instance.
     fn first(name: &DbName, instance: DbInstance) -> Self {
         let row = Notification {
             sequence: DRAFT,

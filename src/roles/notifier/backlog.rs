@@ -24,7 +24,7 @@ use crate::{
 /// How many runs of partitions are searched at the same time.
 const RUNS: u32 = 16;
 
-/// The age from which a backlog is read: rows that no fold can decode wait forever, but hold nothing else up.
+/// The age from which the rows of a backlog are read: rows that no fold can decode wait forever, but hold nothing else up.
 const READ_FROM: Duration = Duration::from_secs(3);
 
 /// How long this process has seen the events of each partition wait without a fold.
@@ -97,7 +97,7 @@ pub(crate) struct Waiting(Mutex<WaitingState>);
 struct WaitingState {
     /// The fold mark of each partition with a backlog.
     marks: LastSeen<u32, Option<Bytes>>,
-    /// Partitions whose backlog had no row that a fold could decode at the last check. What has come since is not older than this check.
+    /// Partitions whose backlog had no row that a fold could decode at the last check. Events added since are no older than that check.
     broken: BTreeSet<u32>,
 }
 

@@ -39,10 +39,10 @@ impl Drain {
     /// Reads the unfolded events of `partition` from the key `from` on, at most about `rows_max` rows or `bytes_max` bytes. These are
     /// snapshot reads, which do not conflict with producers.
     ///
-    /// The rows of one name stay together, so that all its instances are folded together, unless the name alone has more rows than fit.
-    /// Then the part ends between instances, or between the design documents of one, but never between the counters of one instance: judged
-    /// by only a part of its counters, an instance might seem never to have been created. The next part begins where rows of the name (or
-    /// the instance) may begin, not at the first row that existed: a producer may meanwhile have added to a slot before that row.
+    /// The rows of one name stay together, so that all its instances are folded together, unless the name alone has more rows than fit. In
+    /// that case the part ends between instances, or between the design documents of one, but never between the counters of one: judged by
+    /// only some of its counters, an instance might seem never to have been created. The next part begins where rows of the name (or the
+    /// instance) may begin, not at its first row: a producer may meanwhile have added to a slot before that row.
     pub async fn read(
         tx: &Transaction,
         keys: &Keys,
@@ -90,7 +90,7 @@ impl Drain {
     }
 }
 
-/// Decodes rows of any partition; the keys of rows that cannot be decoded go to `broken`.
+/// Decodes rows of any partition. The keys of rows that cannot be decoded go to `broken`.
 fn decoded(keys: &Keys, rows: Vec<Row>, broken: &mut Vec<(Bytes, Error)>) -> Vec<DrainRow> {
     let mut found = Vec::with_capacity(rows.len());
     for row in rows {
@@ -156,7 +156,7 @@ impl Waiting {
         self.rows.iter().map(|row| row.key.len() + row.value.len()).sum()
     }
 
-    /// Subtracts exactly what was read, without conflicts: what producers add meanwhile stays.
+    /// Subtracts exactly what was read, without conflicts: events that producers add meanwhile stay.
     pub fn subtract(&self, tx: &Transaction) {
         for row in &self.rows {
             match &row.says {
@@ -190,13 +190,13 @@ mod tests {
         Drain::read(&store.begin(), &keys, Partition(0), from, (rows_max, 1 << 20)).await.unwrap()
     }
 
-    /// Regression: a database was created and deleted in its second slot, the first slot that a fold saw and left for the next fold. Then
-    /// its design document changed in its first slot. The next fold began at the second slot. Later the change was found on its own, after
-    /// the tombstone was deleted, and brought the database back.
+    /// Regression: a database was created and deleted in its second slot. A fold saw that slot first, and left it for the next fold. Then
+    /// the database's design document changed in its first slot, but the next fold began at the second one. Later, after the tombstone was
+    /// deleted, a fold found the change on its own, and brought the database back.
     #[tokio::test]
     async fn what_is_left_is_read_from_where_it_may_begin() {
         let db = |name: &str, n| Db::new(name.parse().unwrap(), DbInstance([n; 16]));
-        // The part that is read leaves the second of two names; then the second of two instances.
+        // The part that is read leaves out the second of two names, and then the second of two instances.
         for (whole, left) in [(db("a", 0), db("b", 1)), (db("b", 0), db("b", 1))] {
             let store = Store::memory();
             let drain = read(&store, &[(&whole, 0), (&left, 7), (&left, 8)], None, 2).await;

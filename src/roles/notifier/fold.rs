@@ -2,10 +2,10 @@
 //!
 //! A fold commits at most once. The lease and the fold mark are in its read-conflict set, so neither a notifier that has lost the partition
 //! nor a second copy of the same fold can commit. After an unknown result the mark shows whether the first copy committed. A commit that
-//! timed out may even happen later. In that case the next attempt, or the next call, finds the moved mark.
+//! timed out may even happen later. If so, the next attempt, or the next call, finds the moved mark.
 //!
-//! No events can block a fold. It measures its transaction, and leaves events that would make the transaction too large to the next fold.
-//! It skips what cannot be decoded: a row of counters, or a name whose present row is damaged. Without a fold mark it does nothing.
+//! No event can block a fold. A fold measures its transaction, and leaves to the next fold any events that would make it too large. It
+//! skips what cannot be decoded: a row of counters, or a name whose present row is damaged. Without a fold mark it does nothing.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -33,14 +33,14 @@ use crate::{
     store::{AtomicOp, Isolation, KeyRange, RetryPolicy, TRANSACTION_LEN_MAX, Transaction},
 };
 
-/// Bytes at which a fold ends: half of the transaction limit, so that the last name always has room.
+/// The size in bytes at which a fold ends: half of the transaction limit, so that the last name always has room.
 pub(super) const SIZE_MAX: usize = TRANSACTION_LEN_MAX / 2;
 
 /// The minimum size at which a fold that was too large is tried again.
 pub(super) const SIZE_MIN: usize = 1_000;
 
-/// The minimum number of times that each byte that is read counts in the transaction: two operations contain the key of a row, and the
-/// store counts each key of an operation three times. It is useless to read more than can be written.
+/// The minimum number of times that each byte read counts towards the size of the transaction: two operations contain the key of a row, and
+/// the store counts each key of an operation three times. Reading more than can be written is useless.
 const WRITTEN_MIN: usize = 6;
 
 /// The number of attempts before a fold is tried at half the size.
@@ -105,7 +105,7 @@ impl Folder<'_> {
                     let done = attempts.lock().1.clone();
                     return Ok(Done { committed: true, ..done });
                 }
-                // A fold that takes too long must become shorter at some point.
+                // A fold that keeps taking too long must become smaller at some point.
                 let size_max = (self.size_max >> (earlier / TRIES_OF_A_SIZE).min(16)).max(SIZE_MIN);
                 let done = Folder { size_max, ..*self }.attempt(&tx, fold, from).await?;
                 attempts.lock().1 = done.clone();
@@ -125,8 +125,8 @@ impl Folder<'_> {
         }
     }
 
-    /// Whether fold number `fold + 1` has committed already, by the fold mark. Fails with [`Error::LeaseLost`] if another node has the
-    /// partition's lease, and with [`Error::Corrupt`] if no fold of the owner has written such a mark.
+    /// Whether fold number `fold + 1` has already committed, according to the fold mark. Fails with [`Error::LeaseLost`] if another node
+    /// has the partition's lease, and with [`Error::Corrupt`] if no fold of the owner can have written the mark.
     async fn has_committed(&self, tx: &Transaction, fold: u64) -> Result<bool> {
         let key = self.context.keys.fold_mark(self.partition);
         let (lease, mark) = tokio::join!(self.lease.check(tx), tx.get(&key, Isolation::Serializable));
@@ -206,7 +206,7 @@ impl Folder<'_> {
         done.folded += waiting.total();
         let previous = present.as_ref().map(|row| row.sequence);
         if present.as_ref().is_some_and(Notification::is_deleted) {
-            // The janitor may be about to delete the row. Both would take it off the shard's row count, so only one of them may commit.
+            // The janitor may be about to delete the row. Both would subtract it from the shard's row count, so only one may commit.
             let newest = keys.newest(&self.context.feed, name.as_str().as_bytes());
             tx.add_read_conflict(&KeyRange::key(&newest));
         }
@@ -216,7 +216,7 @@ impl Folder<'_> {
         done.stale += folded.stale;
         let Some(row) = folded.row else { return Ok(()) };
         let order = writer.replace(name.as_str().as_bytes(), previous, &row.to_bytes())?;
-        // The ids of changed design documents last as long as their database.
+        // The ids of changed design documents are kept only as long as their database exists.
         let gone = before.filter(|before| row.is_deleted() || before.instance != row.instance);
         if let Some(before) = gone {
             tx.clear_range(&keys.ddocs(&before));
@@ -254,7 +254,7 @@ async fn present(
     Ok(ids.into_iter().zip(rows).map(decode).collect())
 }
 
-/// Whether a fold would take anything out of `partition`, as far as its first rows show. What a fold skips stays in the store.
+/// Whether a fold would take anything out of `partition`, as far as its first rows show. Rows that a fold skips stay in the store.
 pub(super) async fn has_events(context: &Context, tx: &Transaction, partition: Partition) -> Result<bool> {
     let (drain, entries) = tokio::join!(
         Drain::read(tx, &context.keys, partition, None, (LOOKED_AT_MAX, SIZE_MAX)),

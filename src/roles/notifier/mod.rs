@@ -1,9 +1,9 @@
 //! [`Notifier`]: the role that folds counters into the feed.
 //!
-//! The partitions are divided among all nodes that are notifiers ([`membership`](crate::state::membership)). Each partition whose lease
-//! the notifier holds has one task ([`partition`]). The task sleeps until a producer of the same process, the partition's doorbell,
-//! or the poll of the notifier ([`poll`]) wakes it; the poll finds events whose hints were lost. A fold ([`fold`]) is one
-//! transaction; a pure function ([`algorithm`]) decides how it changes a database's row.
+//! The partitions are divided among all nodes that are notifiers ([`membership`](crate::state::membership)). Each partition whose lease the
+//! notifier holds has one task ([`partition`]). The task sleeps until it is woken by a producer of the same process, by the partition's
+//! doorbell, or by the notifier's poll ([`poll`]), which finds events whose hints were lost. A fold ([`fold`]) is one transaction; a pure
+//! function ([`algorithm`]) decides how it changes a database's row.
 
 mod algorithm;
 mod backlog;

@@ -32,7 +32,7 @@ enum Mistake {
     HorizonIgnored,
 }
 
-/// The size of the model.
+/// The size of the model, and its mistake, if any.
 struct Reading {
     events: u8,
     folds: u8,
@@ -55,7 +55,7 @@ struct State {
     waiting: BTreeMap<u8, [u8; 3]>,
     /// The version of the last commit.
     version: u64,
-    /// The version and the stored bytes of the row.
+    /// The version of the row, and its stored bytes.
     row: Option<(u64, Vec<u8>)>,
     /// The version up to which rows may have been deleted.
     horizon: u64,
@@ -92,7 +92,7 @@ impl State {
         self.seen.iter().rev().find(|(at, ..)| *at <= version).is_some_and(|(.., lives)| *lives)
     }
 
-    /// The first deletion up to `to` that must be delivered.
+    /// Returns the first deletion up to `to` that the reader must still get.
     fn owed_deletion(&self, to: u64) -> Option<u64> {
         let after = self.known.max(self.delivered[1]);
         self.deletions.iter().copied().find(|at| self.known > 0 && *at > after && *at <= to)
@@ -183,7 +183,7 @@ enum End {
 }
 
 impl Reading {
-    /// Has the reader read a page. Fails if a delivery is missing; returns `None` if no page can end at `end`.
+    /// Lets the reader read a page. Fails if a delivery is missing; returns `None` if no page can end at `end`.
     fn read(&self, state: &State, end: End) -> Option<Result<State, String>> {
         let mut next = state.clone();
         let cursor = state.cursor();
@@ -301,7 +301,7 @@ impl Reading {
     }
 }
 
-/// A step with the state that it leads to.
+/// A step, and the state that it leads to.
 #[derive(Clone, PartialEq)]
 struct Step {
     name: String,
@@ -347,7 +347,7 @@ fn explore(model: Reading) -> Result<usize, (Vec<String>, String)> {
     Err((way.into_actions().into_iter().map(|step| step.name).collect(), wrong))
 }
 
-/// Small enough for every build.
+/// A model that is small enough for every build.
 const SMALL: Reading = Reading { events: 5, folds: 4, stops: 2, mistake: None };
 
 #[test]

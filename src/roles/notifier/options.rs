@@ -7,14 +7,14 @@ use crate::{
     state::membership::BalanceOptions,
 };
 
-/// How a notifier works.
+/// Options for a notifier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotifierOptions {
     /// How the notifier takes its share of the partitions.
     pub balance: BalanceOptions,
-    /// The maximum share of time that folding a partition may compute, in percent, 1 to 100. The longer a fold has computed, the longer it
-    /// pauses, so that more events are coalesced into the next fold; time that a fold waits for the store counts as pause. Default: 40.
+    /// The maximum share of time that folds of a partition may compute, in percent, 1 to 100. The longer a fold has computed, the longer it
+    /// pauses, so that more events are coalesced into the next fold; time spent waiting for the store counts as pause. Default: 40.
     pub fold_percent: u8,
     /// The longest such pause. Zero folds without a pause. Default: 25 ms.
     pub fold_interval_max: Duration,

@@ -25,7 +25,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Records a fold from `began` to `ended`, which `computed` for that part of the time. The time that it waited counts as rest.
+    /// Records a fold from `began` to `ended`, which spent `computed` of that time computing. Time spent waiting counts as rest.
     pub fn folded(
         &mut self,
         (began, ended): (Duration, Duration),
@@ -77,8 +77,8 @@ mod tests {
         assert_eq!(pace.pause(us(59_000)), options.fold_interval_max);
     }
 
-    /// Bug: a fold that waited for a slow store paused for a multiple of that time, which doubled the latency and saved nothing. Fix: only
-    /// the time that it computes counts.
+    /// Regression: a fold that waited for a slow store then paused for a multiple of that time, which doubled the latency and saved
+    /// nothing. Now only the time that a fold spends computing counts.
     #[test]
     fn time_that_a_fold_waits_is_rest() {
         let options = NotifierOptions { fold_percent: 25, ..NotifierOptions::default() };

@@ -29,7 +29,7 @@ const FOLD: &str = "fold of a partition";
 /// The maximum time that a long fold waits for its turn.
 const TURN_WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// How many times in a row a doorbell may ring for nothing: a few rings for the events of one fold are no sign of trouble.
+/// How many times in a row a doorbell may ring for nothing: a few extra rings for the events of one fold are no sign of trouble.
 const USELESS_MAX: u32 = 4;
 
 pub(super) struct Task {
@@ -55,7 +55,7 @@ pub(super) struct Task {
     present: Present,
 }
 
-/// Shows the producers of this process and the poll of the notifier that a task works on the partition, until it is dropped.
+/// While this value exists, the producers of this process and the poll of the notifier see that a task works on the partition.
 struct Present {
     context: Arc<Context>,
     partitions: HeldPartitions,
@@ -140,7 +140,7 @@ impl Task {
         }
     }
 
-    /// Folds all waiting events, unless it is asked to stop in between.
+    /// Folds all waiting events, unless the task is asked to stop in between.
     async fn pass(&mut self, stop: &Stop) -> Result<()> {
         if self.doorbell.is_none() && self.useless < USELESS_MAX {
             self.doorbell = listen(&self.context, self.partition).await;
@@ -175,7 +175,7 @@ impl Task {
             self.account(&done);
             match done.next {
                 Some(next) if !stop.is_requested() => from = Some(next),
-                // The first fold may be the settled one of the last pass, which read its events before this pass woke. Read once more.
+                // The first fold may only have settled one of the last pass, whose events were read before this pass woke. Read once more.
                 None if settles && !stop.is_requested() => {
                     from = None;
                     settles = false;
@@ -188,7 +188,7 @@ impl Task {
         }
     }
 
-    /// Returns whether a fold that failed with `error` was too large or took too long and can be tried again as a smaller one.
+    /// Makes folds smaller if `error` says that one was too large or took too long. Returns whether the fold can be tried again.
     fn shrink(&mut self, error: &Error) -> bool {
         let codes = [StoreError::TRANSACTION_TOO_LARGE.code(), StoreError::TRANSACTION_TOO_OLD.code()];
         let is_too_much = error.code().is_some_and(|code| codes.contains(&code));
@@ -275,8 +275,8 @@ impl Task {
     }
 }
 
-/// Waits for the turn of a long fold. If folds share the processor, each takes as long as all of them together; one at a time, most are
-/// done sooner. Returns `None` if the others take too long: they may be waiting for a part of the store.
+/// Waits until a long fold may begin. If long folds share the processor, each takes as long as all of them together; if they take turns,
+/// most finish sooner. Returns `None` if the others take too long: they may be waiting for a part of the store.
 async fn turn<'a>(context: &Context, turns: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
     tokio::select! {
         biased;
@@ -285,8 +285,8 @@ async fn turn<'a>(context: &Context, turns: &'a Semaphore) -> Option<SemaphorePe
     }
 }
 
-/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. It is tried only once: without a watch, the poll
-/// finds the events.
+/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. Tries only once: without a watch, the poll finds the
+/// events.
 async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
     let (key, tx) = (context.keys.doorbell(partition), context.store.begin());
     let set = async {

@@ -15,7 +15,7 @@ use crate::{
 /// The name of the poll in reports of trouble.
 pub(super) const POLL: &str = "poll of a notifier";
 
-/// How many times shorter than the poll interval a pause can get.
+/// The maximum factor by which a pause can be shorter than the poll interval.
 const HASTE_MAX: u32 = 16;
 
 /// Polls the held partitions until the future is dropped.
@@ -27,7 +27,7 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
         let held = partitions.numbers();
         let mut polled = occupied(&context, &poll.transaction(&context.store), &held).await;
         if polled.is_err() {
-            // What fails in the common transaction may well succeed in another one.
+            // A read that fails in the shared transaction may well succeed in one of its own.
             polled = occupied(&context, &context.store.begin(), &held).await;
         }
         let mut has_found = false;
@@ -50,9 +50,9 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
     }
 }
 
-/// Returns those of `partitions`, in ascending order, that have rows of counters. It reads only keys, at most one per partition, so rows
-/// that cannot be decoded do not stop it. It also reads across partitions that are not asked for, so that all partitions without rows cost
-/// one read.
+/// Returns which of `partitions` have rows of counters, in ascending order. It reads only keys, at most one per partition, so rows that
+/// cannot be decoded do not stop it. It also reads across partitions that were not asked for, so that all partitions without rows cost one
+/// read.
 pub(super) async fn occupied(
     context: &Context,
     tx: &Transaction,

@@ -1,7 +1,7 @@
-//! The doorbell ringer: one task per process that shows the notifiers of other processes in which partitions events wait.
+//! The doorbell ringer: one task per process that signals to notifiers of other processes which partitions have waiting events.
 //!
-//! It rings after the commits, and coalesces: however many transactions recorded events, it commits at most one small transaction every few
-//! milliseconds for all their partitions.
+//! It rings after commits, and coalesces the rings: however many transactions recorded events, it commits at most one small transaction
+//! every few milliseconds for all their partitions.
 
 use std::{
     sync::{Arc, Weak},

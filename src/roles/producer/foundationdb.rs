@@ -2,8 +2,8 @@
 //!
 //! The transaction is used by reference. The caller commits it, retries it and rings the receipt. The client merges the `ADD`s of one
 //! transaction to one key, so several events of one database cost one mutation here as well, as long as the database has one slot. With
-//! more slots each call picks its own slot; [`Producer::record_all`](super::Producer::record_all) then records any number of events with
-//! one mutation.
+//! more slots each call picks its own; [`Producer::record_all`](super::Producer::record_all) then records any number of events with one
+//! mutation.
 
 use ::foundationdb::{RetryableTransaction, Transaction, options::MutationType};
 

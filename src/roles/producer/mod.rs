@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// How events are recorded. Producers of one bus may have different options.
+/// Options for recording events. Producers of one bus may have different options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProducerOptions {
@@ -101,10 +101,10 @@ impl Producer {
 
     /// Records that something other than a design document changed in `db` in this transaction.
     ///
-    /// `db` names the instance that [`Producer::created`] was called with: keep it with the database, and read it in the transaction
-    /// that records. An event is *stale* if its instance was replaced by another, or was never created while another one exists. A stale
-    /// event is counted ([`StatsSnapshot::stale_events`](crate::node::StatsSnapshot)) and logged, but not delivered. If the bus knows no
-    /// instance of the name, it adopts this one: such databases are older than the bus.
+    /// `db` names the instance that [`Producer::created`] was called with: keep it with the database, and read it in the transaction that
+    /// records the event. An event is *stale* if its instance was replaced by another, or was never created while another one exists. A
+    /// stale event is counted ([`StatsSnapshot::stale_events`](crate::node::StatsSnapshot)) and logged, but not delivered. If the bus knows
+    /// no instance of the name, it adopts this one, because databases can be older than the bus.
     pub fn updated<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
         self.add(transaction, db, &EventKind::Updated.once().into())
     }
@@ -125,7 +125,7 @@ impl Producer {
     /// Records `counters` of `db` with one `ADD`, however many events they count. Meant for imports, and for callers that collect the
     /// events of a transaction themselves. Updates of design documents are recorded without ids.
     ///
-    /// Fails with [`Error::Invalid`] if a kind has more than 2^32 − 1 events; then nothing is recorded.
+    /// Fails with [`Error::Invalid`] if a kind has more than 2^32 − 1 events; in that case nothing is recorded.
     pub fn record_all<T: EventTarget>(
         &self,
         transaction: &T,

@@ -57,7 +57,7 @@ impl Extension for PendingEvents {
 pub(super) struct Additions {
     /// In no particular order; a key may occur several times.
     all: Vec<Addition>,
-    /// The keys, concatenated. The keys and their operands become one allocation.
+    /// The keys, concatenated. At the commit they and their operands become one allocation.
     keys: Vec<u8>,
     /// How many additions were left after the last merge.
     merged: usize,
@@ -72,7 +72,7 @@ struct Addition {
     tally: Tally,
 }
 
-/// Fewer additions than this are merged only at the commit.
+/// Below this number, additions are merged only at the commit.
 const MERGED_MIN: usize = 64;
 
 impl Additions {
@@ -161,7 +161,7 @@ mod tests {
         assert!(additions.into_mutations().eq(expected));
     }
 
-    /// Regression: writes that are held back for the commit did not count for the size before it; after a first fix counters did, but
+    /// Regression: writes that are held back until the commit did not count towards the size before it; after a first fix counters did, but
     /// versionstamps did not. A producer that recorded versionstamps, and used the size to commit in time, failed with 2101.
     #[tokio::test]
     async fn events_and_stamps_count_for_the_size_of_their_transaction() {

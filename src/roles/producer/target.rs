@@ -14,7 +14,7 @@ use crate::{
 /// A transaction in which events can be recorded: a [`Transaction`] of this crate, or one of a layer that does not use
 /// [`Store`](crate::store::Store).
 pub trait EventTarget {
-    /// What recording returns: nothing if the commit rings by itself, a [`Receipt`] if the caller has to ring.
+    /// The result of recording: nothing if the commit rings by itself, a [`Receipt`] if the caller has to ring.
     type Receipt;
 
     /// Applies `ADD` with [`Tally::to_bytes`] to `key`.
@@ -54,7 +54,7 @@ impl EventTarget for Transaction {
     }
 }
 
-/// Rings for the partition whose number is the token.
+/// Rings for the partition whose number is `token`.
 impl AfterCommit for Context {
     fn committed(&self, token: u32, _: bool) {
         self.signals.ring(Partition(token));

@@ -2,8 +2,8 @@
 //!
 //! Writers count the rows of each shard ([`append`](super::append)), so the number of rows of a topology entry is known. A count reads only
 //! the rows between the position and a mark, which is a position with a known count: the beginning of the entry, its end, or a position
-//! that was counted since the last append. It reads on both sides in turn, so the nearer mark decides. A page at the beginning or at the
-//! end costs next to nothing, and a page after another page costs the rows between them.
+//! that was counted since the last append. It reads on both sides of the position in turn, so its cost depends on the nearer mark. A count
+//! at the beginning or the end costs next to nothing, and a count for the next page costs the rows of one page.
 
 use std::mem;
 
@@ -14,14 +14,14 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// How many rows of one side the first step reads. Each further step reads twice as many.
+/// How many rows on one side the first step reads. Each further step reads twice as many.
 const STEP_ROWS: usize = 512;
 
-/// How many rows of one side one transaction reads.
+/// How many rows on one side one transaction reads.
 const TRANSACTION_ROWS: usize = 100_000;
 
-/// How many times a count over several transactions starts again because of an append. The last count may be off by the number of rows that
-/// move meanwhile.
+/// How many times a count over several transactions may start again because of an append. The last count may be off by the number of rows
+/// that move meanwhile.
 const RESTARTS_MAX: u32 = 3;
 
 /// A position, and the number of rows after it.
@@ -31,7 +31,7 @@ pub(crate) struct Mark {
     pub behind: u64,
 }
 
-/// Marks of earlier counts. They are valid as long as the newest row is the same.
+/// Marks of earlier counts. They are valid as long as the newest row stays the same.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KnownMarks {
     /// The position of the newest row.
@@ -112,8 +112,8 @@ impl Counting {
 }
 
 impl RawFeed<'_> {
-    /// Returns the number of rows in the shards of `entries`, which are consecutive. If a layer named a wrong previous edit, too few rows
-    /// may have been counted. The number is never below 0.
+    /// Returns the number of rows in the shards of `entries`, which are consecutive. If a layer named a wrong previous edit, the stored
+    /// count may be too low. The result is never below 0.
     async fn rows_in(self, tx: &Transaction, entries: &[TopologyRow]) -> Result<u64> {
         let mut shards = entries.iter().flat_map(TopologyRow::shards);
         let Some(first) = shards.next() else { return Ok(0) };
@@ -175,7 +175,7 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.behind(None, cursor.position(), None).await?.behind)
     }
 
-    /// Returns the number of rows of `shard`. A shard that was dropped has none.
+    /// Returns the number of rows in `shard`. A shard that was dropped has none.
     ///
     /// Fails with [`Error::NoShard`](crate::Error::NoShard) if there never was such a shard, and with
     /// [`Error::NoFeed`](crate::Error::NoFeed) if there is no such feed.

@@ -25,7 +25,7 @@ use crate::{
 /// The maximum number of rows in a page.
 pub const PAGE_ROWS_MAX: usize = 10_000;
 
-/// How many shards are read at once where nothing else limits the number.
+/// How many shards are read at once where there is no other limit.
 pub(crate) const SHARDS_READ_AT_ONCE: usize = 64;
 
 /// A type of row that a feed can hold.
@@ -33,10 +33,10 @@ pub trait FeedRow: Sized + Send + Sync + 'static {
     /// Decodes the row stored at `sequence` as `bytes`. Fails with [`Error::Corrupt`].
     fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self>;
 
-    /// The position of the row.
+    /// Returns the position of the row.
     fn sequence(&self) -> Sequence;
 
-    /// The id of the row: the name of a database, or the id of a document. The feed has one row per id, and routes rows to shards by id.
+    /// Returns the id of the row, a database name or a document id. A feed has one row per id, and routes rows to shards by id.
     fn id(&self) -> &[u8];
 }
 
@@ -47,7 +47,7 @@ pub struct FeedPage<R> {
     /// in [`StatsSnapshot::rows_skipped`](crate::node::StatsSnapshot::rows_skipped) and named by
     /// [`Bus::skipped_rows`](crate::Bus::skipped_rows).
     pub rows: Vec<Arc<R>>,
-    /// Everything up to here was read: nothing will ever be added before it. For rows read backwards, everything from here on was read.
+    /// Everything up to here was read, and nothing will ever be added before it. For rows read backwards, everything from here on was read.
     ///
     /// While there is more to read, a reader does not know everything up to here: a row of a later page may have superseded an earlier one.
     /// So derive the news of all pages from the position where the first page began ([`Cursor::knowledge`]), until there is nothing more to
@@ -64,7 +64,7 @@ pub struct FeedPage<R> {
 pub struct ShardPage<R> {
     /// The rows; see [`FeedPage::rows`].
     pub rows: Vec<Arc<R>>,
-    /// Everything of the shard up to here was read. This position is never beyond the end of a closed shard.
+    /// Everything in the shard up to here was read. This position is never beyond the end of a closed shard.
     pub to: Sequence,
     /// Where the next page begins, even if it is the first page of a successor.
     pub next: Cursor,
@@ -107,8 +107,8 @@ impl<R: FeedRow> Feed<R> {
     }
 
     /// Returns the rows after `cursor`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and all topologies.
-    /// Begin at [`Cursor::BEGINNING`] or at a sequence, and continue at [`FeedPage::next`]. Each page has a transaction of its own, so
-    /// reading a backlog may take any amount of time. A row that is superseded meanwhile comes later, at its new position.
+    /// Begin at [`Cursor::BEGINNING`] or at a sequence, and continue at [`FeedPage::next`]. Each page has its own transaction, so reading a
+    /// backlog may take any amount of time. A row that is superseded meanwhile appears later, at its new position.
     ///
     /// # Errors
     ///
@@ -131,8 +131,8 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.page_of(&self.raw().page(tx, cursor.into(), limit).await?))
     }
 
-    /// Does the same as [`Feed::page_in`] for a reader that has begun, but reads only the shards on `lanes`, which must have all rows after
-    /// the cursor.
+    /// Does the same as [`Feed::page_in`] for a reader that has already begun, but reads only the shards on `lanes`, which must have all
+    /// rows after the cursor.
     pub(crate) async fn page_of_lanes_in(
         &self,
         tx: &Transaction,
@@ -145,7 +145,7 @@ impl<R: FeedRow> Feed<R> {
     }
 
     /// Returns the rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], and continue at
-    /// [`FeedPage::to`]. Rows that are superseded between two pages move to positions that were already read. To get these, too, call
+    /// [`FeedPage::to`]. Rows that are superseded between two pages move to positions that were already read. To get these as well, call
     /// [`Feed::now`] before the first page, and read forward from there.
     pub async fn page_before(&self, before: Sequence, limit: usize) -> Result<FeedPage<R>> {
         self.context.store.run(async |tx| self.page_before_in(&tx, before, limit).await).await
@@ -202,7 +202,7 @@ impl<R: FeedRow> Feed<R> {
 
     /// Returns the shards that were live at `since`. A reader of single shards starts with these, and continues with the successors of each
     /// closed shard, so it misses nothing after `since`. An empty shard may be dropped before its first read, which then fails with
-    /// [`Error::NoShard`]: if so, call this again.
+    /// [`Error::NoShard`]. In that case call this again.
     ///
     /// Fails as [`Feed::page`] does.
     pub async fn topology_at(&self, since: impl Into<Cursor>) -> Result<TopologyEntry> {
@@ -215,14 +215,14 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.topology().await?.into_iter().flat_map(|entry| entry.shards).collect())
     }
 
-    /// Changes the number of shards, 1 to 1,000, up or down, while the feed is written and read; and the hashing scheme, if `scheme` names
-    /// one. It moves no rows: new rows go to the new shards, from the sequence of the reshard on. Returns the new entry.
+    /// Changes the number of shards to `shards`, 1 to 1,000, and the hashing scheme if `scheme` names one. The feed can be read and written
+    /// meanwhile. Moves no rows: from the sequence of the reshard on, new rows go to the new shards. Returns the new entry.
     ///
-    /// A writer that is overtaken by a reshard is tried again; a reader of a single shard gets [`Resharded`]. Concurrent reshards happen in
-    /// turn. A reshard with an unknown result is not done twice.
+    /// A writer that a reshard overtakes tries again; a reader of a single shard gets [`Resharded`]. Concurrent reshards happen one at a
+    /// time. A reshard whose result is unknown is not done twice.
     ///
     /// Fails with [`Error::Invalid`] if `shards` is outside its limits, with [`Error::UnknownScheme`] if this process does not know the
-    /// scheme, with [`Error::NoFeed`] if there is no such feed, and with [`Error::OlderThanRows`]. In that case nothing is changed.
+    /// scheme, with [`Error::NoFeed`] if there is no such feed, and with [`Error::OlderThanRows`]. Then nothing has changed.
     pub async fn reshard(&self, shards: u32, scheme: Option<SchemeId>) -> Result<TopologyEntry> {
         let store = &self.context.store;
         let new = NewTopology::new(shards, scheme, store.env())?;
@@ -272,7 +272,7 @@ impl<R: FeedRow> Feed<R> {
         FeedPage { rows, to: page.next.position(), next: page.next, more: page.more }
     }
 
-    /// Returns the successors of `shard`, which was dropped.
+    /// Returns the end of `shard`, which was dropped: its successors.
     pub(super) async fn end_of_trimmed(&self, shard: ShardId) -> Result<Resharded> {
         let read = async |tx| {
             let topology = self.raw().topology(&tx).await?;

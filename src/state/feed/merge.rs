@@ -1,7 +1,7 @@
 //! Merges the shards of one topology entry by sequence.
 //!
 //! Each shard has a buffer. The smallest head of all buffers is the next row; a buffer that runs empty is filled before the merge
-//! continues. A scheme spreads ids evenly, so the first fill reads each shard's share and little more. So few rows are read in vain,
+//! continues. A scheme spreads ids evenly, so the first fill reads little more than each shard's share, and few rows are read in vain,
 //! whatever the number of shards.
 
 use std::{
@@ -35,7 +35,7 @@ pub(super) enum Direction {
 }
 
 impl Direction {
-    /// Returns a rank that grows in the order of the merge. It is a number because it is compared several times per row.
+    /// Returns a rank that grows in the order of the merge. The rank is a number because it is compared several times per row.
     fn rank(self, sequence: Sequence) -> u128 {
         let mut wide = [0; 16];
         wide[3..].copy_from_slice(sequence.as_bytes());

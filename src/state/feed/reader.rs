@@ -45,7 +45,7 @@ pub(crate) enum Newest {
     Row(StoredRow),
     /// The id has no row.
     Gone,
-    /// The place of the row, or the row itself, cannot be read.
+    /// The stored position of the row, or the row itself, cannot be read.
     Damaged,
 }
 
@@ -84,8 +84,8 @@ impl<'a> RawFeed<'a> {
         Sequence::from_bytes(&stored).map_err(|error| error.at(&key))
     }
 
-    /// Returns the last sequence that `tx` can see, the topology, and the cursor after its reading has begun. Fails if the reader is ahead
-    /// of the store or belongs to another history, or if rows that it has not seen may have been dropped.
+    /// Begins reading at `cursor`. Returns the last sequence that `tx` can see, the topology, and the cursor to continue with. Fails if the
+    /// reader is ahead of the store or belongs to another history, or if rows that it has not seen may have been dropped.
     pub async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<Begun> {
         let horizon = self.horizon(tx, Isolation::Snapshot);
         let (last, topology, horizon) =
@@ -102,7 +102,7 @@ impl<'a> RawFeed<'a> {
         if self.id.instance().is_none() || !matches!(checked, Err(Error::Expired { .. })) {
             return checked;
         }
-        // Edits of documents do not move the end of an incarnation. A row at or after the position proves that the position was copied.
+        // Edits of documents do not move the end of an incarnation. A row at or after the position proves that the copy includes it.
         let (topology, to) = (self.topology(tx).await?, Sequence::last_at(after.incarnation(), u64::MAX));
         let entries = topology.after(after).iter();
         let bounds = (after.before(), to);
@@ -110,7 +110,7 @@ impl<'a> RawFeed<'a> {
         history.check(tx, Claim::Reader(cursor, rows.first().map(|row| row.sequence))).await
     }
 
-    /// Returns the shards that were live at `since`. The cursor is checked like that of a reader.
+    /// Returns the shards that were live at `since`. The cursor is checked as for any reader.
     pub async fn topology_at(self, tx: &Transaction, since: Cursor) -> Result<TopologyEntry> {
         let (_, topology, _) = self.begin(tx, since).await?;
         Ok(topology.at(since.position()).into())
@@ -127,8 +127,8 @@ impl<'a> RawFeed<'a> {
         self.page_of_lanes(tx, begun, Lanes::ALL, limit).await
     }
 
-    /// Does the same as [`RawFeed::page`] for a reader that has begun, but reads only the shards on `lanes`, which must have all rows after
-    /// the cursor.
+    /// Does the same as [`RawFeed::page`] for a reader that has already begun, but reads only the shards on `lanes`, which must have all
+    /// rows after the cursor.
     pub async fn page_of_lanes(
         self,
         tx: &Transaction,
@@ -208,7 +208,7 @@ impl<'a> RawFeed<'a> {
         after: Sequence,
         limit: usize,
     ) -> Result<StoredShardPage> {
-        // The position is stored beside the rows, so both belong to the same history.
+        // The position is stored together with the rows, so both belong to the same history.
         let last = History::of(self.context).check(tx, Claim::Kept(after));
         let begun = tokio::try_join!(last, Topology::of_shard(tx, self, shard))?;
         self.rows_of_shard(tx, shard, after.into(), limit, begun).await
@@ -270,7 +270,7 @@ impl<'a> RawFeed<'a> {
         self.last_row_of(tx, &self.topology(tx).await?).await
     }
 
-    /// Returns the sequence of the last row of the feed of this `topology`, if there is one.
+    /// Does the same as [`RawFeed::last_row`], with a `topology` that was read before.
     pub async fn last_row_of(self, tx: &Transaction, topology: &Topology) -> Result<Option<Sequence>> {
         for entry in topology.entries().iter().rev() {
             let newest = self.last_rows(tx, entry).await?.into_iter().filter_map(|(_, last)| last).max();
@@ -296,7 +296,7 @@ impl<'a> RawFeed<'a> {
     }
 
     /// Returns the newest rows of `ids` after `cursor`, in the order of their sequences, and the last sequence that `tx` can see. Leaves
-    /// out damaged rows, as [`RawFeed::newest_of_each`] does, and fails as [`RawFeed::page`] does.
+    /// out rows that [`RawFeed::newest_of_each`] finds damaged, and fails as [`RawFeed::page`] does.
     pub async fn newest_after(
         self,
         tx: &Transaction,
@@ -317,8 +317,8 @@ impl<'a> RawFeed<'a> {
         found.pop().expect("one id has one answer")
     }
 
-    /// Returns the newest row of each of `ids`, in their order. An id that cannot be read, because something is damaged, does not keep the
-    /// others from being read: it is skipped, counted and named, and its answer is [`Newest::Damaged`].
+    /// Returns the newest row of each of `ids`, in their order. If an id cannot be read because something is damaged, the others are read
+    /// all the same: the id is skipped, counted and named, and its answer is [`Newest::Damaged`].
     pub async fn newest_of_each(self, tx: &Transaction, ids: &[&[u8]]) -> Result<Vec<Newest>> {
         let mut entries = Entries::open(tx, self, Isolation::Snapshot).await?;
         let found = self.newest_rows(tx, &mut entries, ids).await?;
@@ -333,8 +333,8 @@ impl<'a> RawFeed<'a> {
         Ok(answers.collect())
     }
 
-    /// Returns the newest row of each of `ids`, in their order; the inner error is [`Error::Corrupt`], and concerns that id alone. Adds to
-    /// `entries` those that have the rows, and reads no others, so a long history of reshards costs no more.
+    /// Returns the newest row of each of `ids`, in their order. An inner error is [`Error::Corrupt`], and concerns only that id. Adds to
+    /// `entries` only the ones that have the rows, so a long history of reshards does not make this slower.
     pub async fn newest_rows(
         self,
         tx: &Transaction,
@@ -361,7 +361,7 @@ impl<'a> RawFeed<'a> {
         try_join_all(rows).await
     }
 
-    /// Returns the key that says where the newest row of `id` is, as a place to report.
+    /// Returns the key that stores the position of the newest row of `id`, as a place to report.
     pub fn newest_key(self, id: &[u8]) -> SkippedAt {
         SkippedAt::Key(self.context.keys.newest(self.id, id).into())
     }

@@ -59,7 +59,7 @@ impl NewTopology {
         Ok(Self { shards, scheme, token: token.to_be_bytes() })
     }
 
-    /// Returns the same topology with the token of an earlier attempt.
+    /// Returns the same topology, but with the token of an earlier attempt.
     pub fn with_token(self, token: [u8; 16]) -> Self {
         Self { token, ..self }
     }
@@ -107,8 +107,8 @@ impl RawFeed<'_> {
     }
 
     /// Closes the current entry and opens the next one at the stamp of `tx`, in which no other write to the feed may use the stamp. Returns
-    /// the new entry, except for its first sequence. Writers that have read the current entry can no longer commit. A repetition with the
-    /// same `new`, after an unknown result, changes nothing, and returns the entry as it is stored.
+    /// the new entry, whose first sequence is known only after the commit. Writers that have read the current entry can no longer commit. A
+    /// repetition with the same `new`, after an unknown result, changes nothing, and returns the entry as it is stored.
     pub async fn reshard(self, tx: &Transaction, new: &NewTopology) -> Result<TopologyRow> {
         let topology = Topology::read(tx, self, Isolation::Serializable).await?;
         if let Some(written) = topology.entries().iter().find(|entry| entry.token == new.token) {

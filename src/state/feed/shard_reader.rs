@@ -72,7 +72,7 @@ impl<R: FeedRow> ShardReader<R> {
         self.shard
     }
 
-    /// Returns the position up to which rows were returned. At the end of the shard, read its successors from here on.
+    /// Returns the position up to which rows were returned. At the end of the shard, read its successors from this position on.
     pub fn cursor(&self) -> Cursor {
         self.cursor
     }
@@ -82,7 +82,7 @@ impl<R: FeedRow> ShardReader<R> {
         self.is_ended
     }
 
-    /// Returns the next event; `None` if there is none now, or if none will follow. Never waits.
+    /// Returns the next event; `None` if there is none yet, or if none will follow. Never waits.
     ///
     /// Fails with [`Error::NoShard`] if the feed has no such shard, with [`Error::Expired`] if rows after the position may
     /// have been dropped, and with [`Error::Invalid`] if the position is ahead of the store.
@@ -107,7 +107,7 @@ impl<R: FeedRow> ShardReader<R> {
             self.cursor = page.next;
             let ShardPage { rows, to, next, more, resharded } = page;
             if !rows.is_empty() {
-                // The next call finds the end again and returns it.
+                // If the shard ends here, the next call finds the end again and returns it.
                 return Ok(Some(ShardEvent::Rows(FeedPage { rows, to, next, more })));
             }
             // If there are more rows, none on this page could be decoded.

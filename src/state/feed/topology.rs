@@ -18,14 +18,14 @@ use crate::{
     store::{Isolation, RangeRead, Row, Transaction},
 };
 
-/// The shards that a feed writes to, beginning with one sequence.
+/// The shards that a feed writes to from one sequence on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TopologyEntry {
     /// The first sequence under this entry.
     pub first: Sequence,
     /// How ids are routed to the shards; `None` for a legacy range, which is not sharded.
     pub scheme: Option<SchemeId>,
-    /// Whether a later entry has taken over: no row will ever be added to these shards. Serialized as its opposite, `open`.
+    /// Whether a later entry has taken over: no row will ever be added to these shards. Serialized as `open`, its opposite.
     #[serde(rename = "open", serialize_with = "contrary")]
     pub is_closed: bool,
     /// The shards, in the order in which the scheme counts them. A legacy range is shard 0.
@@ -51,9 +51,9 @@ impl From<&TopologyRow> for TopologyEntry {
 /// The end of a closed shard: later rows of its ids are in the shards of its successor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Resharded {
-    /// The first sequence of the successor: every row of the closed shard is before it, every later row at or after it.
+    /// The first sequence of the successor: every row of the closed shard is before it, and every later row is at or after it.
     pub at: Sequence,
-    /// The next topology entry. Read all its shards, each from the position up to which the closed shard was read.
+    /// The next topology entry. Read all of its shards, each from the position up to which the closed shard was read.
     pub successor: TopologyEntry,
 }
 
@@ -63,13 +63,13 @@ impl From<&TopologyRow> for Resharded {
     }
 }
 
-/// Some entries of a topology, oldest first: those of the sequences that it is asked about, and the open one, which is the last.
+/// Some entries of a topology, oldest first: those for the sequences that were looked up, and the open one, which is the last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entries(Vec<TopologyRow>);
 
 impl Entries {
-    /// Reads the open entry of `feed`. If the read is serializable, the transaction fails if a reshard comes in between, as every writer
-    /// needs. Reads only one row, however long the history is.
+    /// Reads the open entry of `feed`. If the read is serializable, a reshard before the commit makes the transaction fail, which every
+    /// writer needs. Reads only one row, however long the history is.
     ///
     /// Fails with [`Error::NoFeed`] if there is no such feed.
     pub async fn open(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
@@ -83,8 +83,8 @@ impl Entries {
         Ok(Self(vec![open]))
     }
 
-    /// Reads the entries to which `sequences` belong, unless they are here already: one row for each. The caller has read the open entry in
-    /// the same transaction. Earlier entries do not change, and those that have rows are not dropped.
+    /// Reads the entries to which `sequences` belong, one row for each, unless they are here already. The caller must have read the open
+    /// entry in the same transaction. Earlier entries do not change, and entries with rows are not dropped.
     pub async fn extend(
         &mut self,
         tx: &Transaction,
@@ -100,7 +100,7 @@ impl Entries {
             // A sequence before all entries belongs to the oldest one: earlier ones have no rows.
             let Some(row) = page.rows.first() else { break };
             let entry = match decode(feed, row) {
-                // An unreadable entry makes each lookup of one of its ids fail.
+                // Use a stand-in for an unreadable entry: looking up any of its ids will fail.
                 Err(Error::Corrupt { .. }) => {
                     let first = feed.context.keys.topology_key(&row.0)?.1;
                     unreadable(first, ShardId(0), ShardId(1))
@@ -129,17 +129,17 @@ impl Entries {
         &self.0[self.place_at(sequence)]
     }
 
-    /// Returns the shard of a new row of `id`.
+    /// Returns the shard to which a new row of `id` belongs.
     pub fn shard_of_new(&self, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId> {
         shard_in(self.current(), feed, id)
     }
 
-    /// Returns the row space of the row of `id` at `sequence`, if the row exists.
+    /// Returns the row space that has the row of `id` at `sequence`, provided that the row exists.
     pub fn space_at(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<RowSpace> {
         Ok(self.place_of(feed, sequence, id)?.1)
     }
 
-    /// Returns the shard and the row space of the row of `id` at `sequence`, if the row exists.
+    /// Returns the shard and the row space that have the row of `id` at `sequence`, provided that the row exists.
     pub fn place_of(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<(ShardId, RowSpace)> {
         let entry = self.at(sequence);
         let shard = shard_in(entry, feed, id)?;
@@ -160,8 +160,8 @@ impl Deref for Topology {
 }
 
 impl Topology {
-    /// Reads the topology of `feed`. If the read is serializable, the transaction fails if a reshard comes in between, as every writer
-    /// needs.
+    /// Reads the topology of `feed`. If the read is serializable, a reshard before the commit makes the transaction fail, which every
+    /// writer needs.
     ///
     /// Fails with [`Error::NoFeed`] if there is no such feed.
     pub async fn read(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
@@ -191,8 +191,8 @@ impl Topology {
         Ok(Self(Entries(entries)))
     }
 
-    /// Whether `feed` still has this current entry. If so, `tx` fails if a reshard is committed before it. Reads only one key, however long
-    /// the history is. Entries that were dropped meanwhile had no rows.
+    /// Whether the current entry is still that of `feed`. If so, a reshard that is committed before `tx` makes `tx` fail. Reads only one
+    /// key, however long the history is. Earlier entries may have been dropped meanwhile, but these had no rows.
     pub async fn is_current(&self, tx: &Transaction, feed: RawFeed<'_>) -> Result<bool> {
         let current = self.current();
         let stored =
@@ -218,7 +218,7 @@ impl Topology {
         Ok((&self.entries()[place], self.entries().get(place + 1)))
     }
 
-    /// Returns the first entry after the one of `shard`, which this topology no longer has.
+    /// Returns the first entry after that of `shard`, which this topology no longer has.
     pub fn successor_of_trimmed(&self, shard: ShardId) -> Option<&TopologyRow> {
         self.entries().iter().find(|entry| entry.shards().next().is_some_and(|first| first > shard))
     }
@@ -259,7 +259,7 @@ fn decode_all(feed: RawFeed<'_>, rows: &[Row]) -> Result<Vec<TopologyRow>> {
     Ok(entries)
 }
 
-/// Returns a stand-in for a closed entry that cannot be decoded. It begins at `first`, and has the shards from `begin` to before `end`.
+/// Returns a stand-in for an undecodable closed entry. It begins at `first`, and has the shards from `begin` up to but excluding `end`.
 fn unreadable(first: Sequence, begin: ShardId, end: ShardId) -> TopologyRow {
     let count = u32::try_from(end.0 - begin.0).unwrap_or(u32::MAX).min(SHARDS_MAX);
     let layout =

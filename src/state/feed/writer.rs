@@ -30,7 +30,7 @@ pub(crate) struct RowPlace {
 /// of `id`. Returns the shard of the row. Reads nothing. The open entry of `entries` must be in the read-conflict set, and the entry of
 /// `previous` must be among `entries`.
 ///
-/// Rows are counted by shard. New ids cost one more `ADD` on the count of their shard, however many there are in the transaction. A row
+/// Rows are counted per shard. New ids cost one more `ADD` on the count of their shard, however many there are in the transaction. A row
 /// that replaces one in another shard costs two; a row that replaces one in the same shard costs none.
 pub(crate) fn append(
     tx: &Transaction,
@@ -85,8 +85,7 @@ pub(super) fn moved(tx: &Transaction, feed: RawFeed<'_>, lanes: Lanes) {
     tx.atomic(AtomicOp::SetVersionstampedValue, &end, &end_operand(config.incarnation));
 }
 
-/// Writes the rows of a feed with a pulse, within one transaction. The topology must have
-/// been read in the same transaction, serializably.
+/// Writes the rows of a feed with a pulse, within one transaction. The topology must have been read in the same transaction, serializably.
 pub(crate) struct FeedWriter<'a> {
     tx: &'a Transaction,
     feed: RawFeed<'a>,
@@ -127,13 +126,13 @@ impl<'a> FeedWriter<'a> {
 /// What a transaction has written to feeds. All methods identify the feed by its bytes.
 #[derive(Default)]
 pub(crate) struct PendingRows {
-    /// By feed: the keys of row counts, and the number of rows to add to each.
+    /// For each feed, the keys of row counts, and the number of rows to add to each.
     counts: BTreeMap<Bytes, BTreeMap<Bytes, i64>>,
     /// Roughly how many bytes `counts` adds to the size of the transaction.
     counts_len: usize,
-    /// By feed: the ids that got a row, each with the index of its row among those of the feed in this transaction.
+    /// For each feed, the ids that got a row, each with the index of its row among those of the feed in this transaction.
     rows: BTreeMap<Bytes, BTreeMap<Bytes, u16>>,
-    /// By feed: how many times it was removed.
+    /// How many times each feed was removed.
     removals: BTreeMap<Bytes, u64>,
 }
 
@@ -153,7 +152,7 @@ impl PendingRows {
     }
 
     /// Adds `rows` to the number of rows of `feed` at `key` when `tx` commits. However many times this is called for one key, the commit
-    /// has at most one `ADD` for it. Reads of `tx` do not see the change.
+    /// has at most one `ADD` for it. Reads in `tx` do not see the change.
     pub fn count(tx: &Transaction, feed: &[u8], key: Vec<u8>, rows: i64) {
         tx.extension(|pending: &mut Self| {
             let len = write_len(key.len(), size_of_val(&rows));
@@ -167,7 +166,7 @@ impl PendingRows {
         });
     }
 
-    /// Notes that `tx` removes `feed`, with all rows that `tx` has written to it: writers must read the feed again.
+    /// Notes that `tx` removes `feed`, with all rows that `tx` has written to it. Writers must read the feed again.
     pub fn note_removal(tx: &Transaction, feed: &[u8]) {
         tx.extension(|pending: &mut Self| {
             *pending.removals.entry(Bytes::copy_from_slice(feed)).or_default() += 1;

@@ -1,5 +1,5 @@
 //! Families 0, 26 and 13: the settings that are fixed when a bus is created; the table of incarnations, with the last sequence known to
-//! exist in each; and positions of the notification feed, each with the time that janitors had worked by then, by which they find old rows.
+//! exist in each; and positions of the notification feed, each with the time that janitors had worked by then, for finding old rows.
 
 use super::{Keys, family, feed::sequence_operand};
 use crate::{
@@ -46,11 +46,11 @@ impl Config {
     pub fn check_stored(self, stored: Option<&[u8]>) -> Result<()> {
         let gone = |reason: String| Err(Error::BusGone { reason });
         match stored.map(Self::from_bytes).transpose()? {
-            None => gone("its configuration was removed, as by wiping the store".to_owned()),
+            None => gone("its configuration was removed, for example by wiping the store".to_owned()),
             Some(stored) if stored.incarnation != self.incarnation => {
                 gone(format!("its incarnation was {}, and is {}", self.incarnation.0, stored.incarnation.0))
             }
-            Some(stored) if stored != self => gone("it has another number of partitions".to_owned()),
+            Some(stored) if stored != self => gone("it has a different number of partitions".to_owned()),
             Some(_) => Ok(()),
         }
     }
@@ -81,7 +81,7 @@ impl Keys {
         self.pack(&(family::CONFIG,))
     }
 
-    /// The key that exists while a bus is imported.
+    /// The key that exists while a bus is being imported.
     pub fn import_mark(&self) -> Vec<u8> {
         self.pack(&(family::CONFIG, "import"))
     }
@@ -97,12 +97,12 @@ pub(crate) fn end_operand(incarnation: Incarnation) -> Vec<u8> {
     sequence_operand(incarnation, u16::MAX)
 }
 
-/// A position that the feed had reached at some time.
+/// A position, and when the feed reached it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AgeMark {
-    /// How long janitors had worked by then in total, in milliseconds.
+    /// How long janitors had worked in total by then, in milliseconds.
     pub worked_ms: u64,
-    /// Everything up to this position is older.
+    /// Everything up to this position is older than that.
     pub at: Sequence,
 }
 
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!((operand[0], &operand[11..13]), (3, &[0xff; 2][..]));
     }
 
-    /// Regression: a bus that was written by another version of this program was reported as corrupt, as if it was damaged.
+    /// Regression: a bus that was written by another version of this program was reported as corrupt, as if it were damaged.
     #[test]
     fn another_format_is_no_damage() {
         let other = Config::from_bytes(&[0, 4, 0, 0, 0, 64, 0]);

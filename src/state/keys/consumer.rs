@@ -51,17 +51,17 @@ impl ConsumerName {
         Err(Error::invalid("consumer name", reason))
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The pool of the consumer's shards.
+    /// Returns the name of the pool of the consumer's shards.
     pub(crate) fn pool(&self) -> String {
         format!("consumer/{}", self.0)
     }
 
-    /// The role of the consumer's members. If the name is too long for a role, the role contains a hash of the name instead.
+    /// Returns the role of the consumer's members. If the name is too long for a role, the role contains a hash of the name instead.
     pub(crate) fn role(&self) -> Role {
         Role::new(format!("consumer:{}", self.0)).unwrap_or_else(|_| {
             let hash = xxhash_rust::xxh3::xxh3_128(self.0.as_bytes());
@@ -94,11 +94,11 @@ pub(crate) struct ConsumerRow {
     /// Starts at 1; each reset raises it.
     pub generation: u64,
     pub feed: FeedId,
-    /// What the consumer knew when its position was set, and where it begins.
+    /// What the consumer knew when its position was set, and the position itself.
     pub start: Cursor,
     /// A hash of the filter.
     pub filter: u64,
-    /// The filter in human-readable form, cut if it is long.
+    /// The filter in human-readable form, truncated if it is too long.
     pub filter_text: String,
     pub is_paused: bool,
     /// When the consumer was created, in milliseconds since 1970; for display only.
@@ -149,7 +149,7 @@ impl ConsumerRow {
     }
 }
 
-/// When a deferred id is due, in versions of the store. Versions of another incarnation cannot be compared: such an id is due now.
+/// When a deferred id is due, in versions of the store. A version of another incarnation cannot be compared, so such an id is due now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
     /// There is nothing to do: everything up to [`DeferredRow::done`] is finished.
@@ -164,7 +164,7 @@ impl Due {
 /// An id whose state the checkpoint of its shard does not describe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeferredRow {
-    /// Up to where the work on the id is finished. It is done if its newest row is not after this, and [`DeferredRow::again`] is not set.
+    /// Up to where the work on the id is finished. The id is done if its newest row is not after this and [`DeferredRow::again`] is unset.
     pub done: Cursor,
     /// The database that was, or still is, being worked on; `None` if there is nothing to clean up.
     pub instance: Option<DbInstance>,
@@ -182,7 +182,7 @@ pub(crate) struct DeferredRow {
 }
 
 impl DeferredRow {
-    /// Creates the row of an id of which only `done` is known. It is due now.
+    /// Creates the row of an id of which only `done` is known. The id is due now.
     pub fn new(done: Cursor) -> Self {
         let (due, error) = (Due::NOW, String::new());
         Self { done, instance: None, ended: None, due, attempts: 0, at_ms: 0, error, again: None }
@@ -241,7 +241,7 @@ impl DeferredRow {
     }
 }
 
-/// Since when a consumer has had no member. The clock is the total time that janitors have worked.
+/// Since when a consumer has had no member, measured by the total time that janitors have worked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemberlessSince {
     /// The last time at which the consumer may have had a member, in milliseconds.
@@ -320,7 +320,7 @@ impl Keys {
         }
     }
 
-    /// The key of a position that `consumer` has passed in all of its shards.
+    /// The key of the low watermark of `consumer`, a position that it has passed in all of its shards.
     pub fn low_watermark(&self, consumer: &ConsumerName) -> Vec<u8> {
         self.pack(&(family::CONSUMER, part::WATERMARK, consumer.as_str()))
     }
@@ -352,7 +352,7 @@ impl Keys {
         ]
     }
 
-    /// Returns the consumer to which the key of a consumer row, a low watermark or a [`MemberlessSince`] belongs.
+    /// Returns the consumer from the key of a consumer row, a low watermark or a [`MemberlessSince`].
     pub fn consumer_of(&self, key: &[u8]) -> Result<ConsumerName> {
         let (number, _, name): (u16, u16, String) = self.unpack("consumer", key)?;
         named(number, &name)

@@ -128,7 +128,7 @@ impl Keys {
             (part::DDOC, Element::String(id)) => {
                 DrainKey::Ddoc(DdocId::new(id).map_err(|error| corrupt(&error.to_string()))?)
             }
-            _ => return Err(corrupt("its key ends in something unknown")),
+            _ => return Err(corrupt("its key ends with an unknown element")),
         };
         let db =
             Db::new(DbName::new(&name).map_err(|error| corrupt(&error.to_string()))?, DbInstance(instance));

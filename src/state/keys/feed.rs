@@ -23,7 +23,7 @@ impl FeedId {
         Self(Bytes::from_static(b"n"))
     }
 
-    /// The id of the feed of the documents of a database.
+    /// The id of the document feed of a database.
     pub fn documents(instance: DbInstance) -> Self {
         Self([&b"d"[..], &instance.0].concat().into())
     }
@@ -38,7 +38,7 @@ impl FeedId {
         }
     }
 
-    /// The instance of the database whose documents the feed has; `None` for the feed of notifications.
+    /// The instance of the database whose documents the feed is about; `None` for the feed of notifications.
     pub fn instance(&self) -> Option<DbInstance> {
         let instance = self.0.strip_prefix(b"d")?;
         Some(DbInstance(instance.try_into().expect("a feed of documents names 16 bytes")))
@@ -120,19 +120,19 @@ impl Keys {
         RowSpace::new(self.pack(&(family::ENTRY, feed.bytes(), shard.0)))
     }
 
-    /// The key of the sequence of the newest row of `id`.
+    /// The key that stores the sequence of the newest row of `id`.
     pub fn newest(&self, feed: &FeedId, id: &[u8]) -> Vec<u8> {
         self.pack(&(family::NEWEST, feed.bytes(), id))
     }
 
-    /// The keys of the newest rows of the ids after `id`, or of all ids if it is `None`.
+    /// The keys of [`Keys::newest`] for the ids after `id`, or for all ids if it is `None`.
     #[cfg(feature = "http")]
     pub fn newest_after(&self, feed: &FeedId, id: Option<&[u8]>) -> KeyRange {
         let KeyRange { begin, end } = self.newest_of_feed(feed);
         KeyRange { begin: id.map_or(begin, |id| key_after(&self.newest(feed, id))), end }
     }
 
-    /// Returns the feed and the id from `key`, the key of a newest row.
+    /// Returns the feed and the id from `key`, a key of [`Keys::newest`].
     pub fn newest_id(&self, key: &[u8]) -> Result<(FeedId, Vec<u8>)> {
         let (number, feed, id): (u16, foundationdb_tuple::Bytes<'_>, foundationdb_tuple::Bytes<'_>) =
             self.unpack("newest", key)?;
@@ -142,33 +142,33 @@ impl Keys {
         Ok((FeedId::from_bytes(&feed)?, id.into_owned()))
     }
 
-    /// The keys of the newest rows of all ids of `feed`.
+    /// The keys of [`Keys::newest`] for all ids of `feed`.
     pub fn newest_of_feed(&self, feed: &FeedId) -> KeyRange {
         self.range(&(family::NEWEST, feed.bytes()))
     }
 
-    /// The key of the number of rows of `shard`.
+    /// The key that stores the number of rows in `shard`.
     pub fn row_count(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
         self.pack(&(family::ROW_COUNT, feed.bytes(), shard.0))
     }
 
-    /// The numbers of rows of the shards from `first` up to and including `last`.
+    /// The row counts of the shards from `first` up to and including `last`.
     pub fn row_counts(&self, feed: &FeedId, first: ShardId, last: ShardId) -> KeyRange {
         KeyRange { begin: self.row_count(feed, first).into(), end: key_after(&self.row_count(feed, last)) }
     }
 
-    /// The key of the oldest position from which a reader of `feed` misses nothing.
+    /// The key of the horizon of `feed`, the oldest position from which a reader misses nothing.
     pub fn horizon(&self, feed: &FeedId) -> Vec<u8> {
         self.pack(&(family::HORIZON, feed.bytes()))
     }
 
     /// A conflict key, at which nothing is stored. A transaction that sets where a consumer of `feed` begins writes it, and the janitor
-    /// reads it before the consumers. The horizon cannot be that key: all such transactions read it, and would conflict with each other.
+    /// reads it before the consumers. The horizon cannot be this key: all such transactions read it, and would conflict with each other.
     pub fn beginnings(&self, feed: &FeedId) -> KeyRange {
         KeyRange::key(&key_after(&self.horizon(feed)))
     }
 
-    /// All keys of `feed`, without those of its consumers.
+    /// All keys of `feed`, except those of its consumers.
     pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 6] {
         let range = |number: u16| self.range(&(number, feed.bytes()));
         [
@@ -187,7 +187,7 @@ pub(crate) fn sequence_operand(incarnation: Incarnation, order: u16) -> Vec<u8> 
     versionstamped(&[incarnation.0], &order.to_be_bytes())
 }
 
-/// Decodes a stored number of rows; 0 without a value. The number is negative if a layer named a wrong previous edit.
+/// Decodes a stored row count; 0 without a value. The count can be negative if a layer named a wrong previous edit.
 pub(crate) fn row_count(bytes: Option<&[u8]>) -> Result<i64> {
     let Some(bytes) = bytes else { return Ok(0) };
     let count = bytes.try_into();

@@ -36,7 +36,7 @@ impl RunResult {
 }
 
 impl Keys {
-    /// The key of the result of the run with `key`.
+    /// The key that stores the result of the run with the idempotency key `key`.
     pub fn run_result(&self, key: &[u8]) -> Vec<u8> {
         self.pack(&(family::IDEMPOTENCY, 0_u16, key))
     }
@@ -45,7 +45,7 @@ impl Keys {
         self.range(&(family::IDEMPOTENCY, 0_u16))
     }
 
-    /// The key of the version before which results were cleared.
+    /// The key that stores the version before which results were cleared.
     pub fn runs_swept(&self) -> Vec<u8> {
         self.pack(&(family::IDEMPOTENCY, 1_u16))
     }

@@ -1,11 +1,11 @@
 //! Families 11 and 14: the owners of resources, and the versions of pools.
 //!
-//! One read of the common version shows a node that nothing has changed, whatever the number of nodes, pools and resources. Each change
-//! also moves the version of its pool, so that the members of other pools need not read anything. The versions are versionstamps, not
-//! counts, so that one blind write moves them.
+//! A single read of the common version shows a node that nothing has changed, whatever the number of nodes, pools and resources. Each
+//! change also moves the version of its pool, so that the members of other pools need not read anything. The versions are versionstamps,
+//! not counts, so that one blind write moves them.
 //!
-//! The version of a pool is stored in one of a fixed number of slots, which follows from the role of its members: pools come and go with
-//! their consumers and leave no key behind, and a change of a node's roles finds the versions of their pools.
+//! The version of a pool is stored in one of a fixed number of slots, chosen by the role of its members. So pools come and go with
+//! their consumers without leaving keys behind, and a change of a node's roles finds the versions of their pools.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -18,7 +18,7 @@ use crate::{
     store::KeyRange,
 };
 
-/// How many versions the pools share. The number is fixed, because nodes must agree on it.
+/// How many slots the versions of all pools share. The number is fixed, because nodes must agree on it.
 const SLOTS: u64 = 4_096;
 
 /// Returns the slot of the version of the pool that nodes with `role` divide; a few pools share one.
@@ -48,7 +48,7 @@ pub(crate) struct Owner {
 pub(crate) struct Lease {
     /// Raised at every acquisition, and never lowered.
     pub epoch: u64,
-    /// The owner; `None` after it has released the resource.
+    /// The owner; `None` once it has released the resource.
     pub owner: Option<Owner>,
 }
 
@@ -77,7 +77,7 @@ impl Lease {
 }
 
 impl Keys {
-    /// The key of the lease of `resource` of `pool`.
+    /// The key of the lease of `resource` in `pool`.
     pub fn lease(&self, pool: &str, resource: u64) -> Vec<u8> {
         self.pack(&(family::LEASE, CELL, pool, resource))
     }
@@ -108,8 +108,8 @@ impl Keys {
         self.pack(&(family::POLLED, CELL, polled::COMMON))
     }
 
-    /// The key of the version of the pools in `slot`. It is moved by every transaction that changes leases, resources or members of such a
-    /// pool, or what the members may own.
+    /// The key of the version of the pools in `slot`. Every transaction that changes the leases, resources or members of such a pool, or
+    /// what the members may own, moves it.
     pub fn pool_version(&self, slot: u16) -> Vec<u8> {
         self.pack(&(family::POLLED, CELL, polled::POOL, slot))
     }

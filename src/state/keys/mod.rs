@@ -34,8 +34,8 @@
 //! | 25 | memberless | 4, consumer | since when, and for how long | while no node works for a consumer that expires |
 //! | 26 | incarnation | incarnation | the last sequence known to exist in it | as long as the bus |
 //!
-//! The families with number 1 are one range, so that a notifier can read everything that waits for it at once. The number after the
-//! instance distinguishes them. Numbers are never used again. `docs/protocol.md` promises the bytes of some families to other languages.
+//! The families with number 1 form one range, so that a notifier can read everything that waits for it at once. The number after the
+//! instance distinguishes them. Numbers are never reused. `docs/protocol.md` specifies the bytes of some families for other languages.
 //!
 //! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills in the stamp at commit, and so needs it at a
 //! fixed offset.
@@ -78,7 +78,7 @@ use crate::{
     store::{KeyRange, key_after},
 };
 
-/// The numbers of the families. They are stored and never change. Missing numbers belonged to former families, and are not used again.
+/// The numbers of the families. They are stored and never change. Missing numbers belonged to former families, and are not reused.
 mod family {
     pub const CONFIG: u16 = 0;
     pub const COUNTERS: u16 = 1;
@@ -115,11 +115,11 @@ mod polled {
     pub const COMMON: u16 = 5;
 }
 
-/// The cell of all nodes and leases. The nodes of a cell divide the work among them. It is part of the keys so that each of several sites
-/// could have a cell of its own.
+/// The cell of all nodes and leases. The nodes of a cell divide the work among them. The cell is part of the keys so that each of several
+/// sites could have its own.
 const CELL: &str = "main";
 
-/// The maximum length of the prefix of a bus, in bytes: with it the longest key is below the store's limit.
+/// The maximum length of the prefix of a bus, in bytes. It keeps the longest key below the store's limit.
 pub(crate) const PREFIX_LEN_MAX: usize = 256;
 
 #[derive(Debug, Clone)]
@@ -137,7 +137,7 @@ impl Keys {
             ));
         }
         if prefix.first() == Some(&0xff) {
-            return Err(Error::invalid("prefix", "it starts with 0xff, which the store keeps for itself"));
+            return Err(Error::invalid("prefix", "it starts with 0xff, which the store reserves"));
         }
         Ok(Self { prefix: Bytes::copy_from_slice(prefix) })
     }
@@ -148,12 +148,12 @@ impl Keys {
 
     /// All keys of the bus.
     pub fn all(&self) -> KeyRange {
-        // The tags of the tuple integers 0, and 1 to 255.
+        // The tags of the tuple integer 0 and of the tuple integers 1 to 255.
         KeyRange::new([&self.prefix[..], &[0x14]].concat(), [&self.prefix[..], &[0x16]].concat())
     }
 
-    /// Returns the keys that move with the bus to another store, with their names: those that do not belong to running processes, without
-    /// the configuration. Sequences in them stay as they are, because they begin with the incarnation, which a move raises.
+    /// Returns the ranges of the keys that move with the bus to another store, with their names: all but the configuration and the keys of
+    /// running processes. Sequences in them stay as they are, because they begin with the incarnation, which a move raises.
     pub fn relocated(&self) -> impl Iterator<Item = (&'static str, KeyRange)> {
         let families = [
             (family::COUNTERS, "counters of events that wait to be folded"),
@@ -208,13 +208,13 @@ impl Keys {
     }
 }
 
-/// Returns the elements that stand for a sequence in a key.
+/// Returns the elements that represent a sequence in a key.
 fn position(sequence: Sequence) -> (u16, foundationdb_tuple::Versionstamp) {
     let stamp = foundationdb_tuple::Versionstamp::complete(sequence.versionstamp().0, sequence.order());
     (sequence.incarnation().0.into(), stamp)
 }
 
-/// Returns the sequence that these elements of a key stand for.
+/// Returns the sequence that these elements of a key represent.
 fn sequence(incarnation: u16, stamp: &foundationdb_tuple::Versionstamp) -> Result<Sequence> {
     let incarnation = u8::try_from(incarnation)
         .map_err(|_| Error::corrupt("sequence", format!("incarnation {incarnation} is over 255")))?;
@@ -233,7 +233,7 @@ mod tests {
         assert!(Keys::new(&[0xff, 1]).is_err());
     }
 
-    /// Another key among those that every process polls would push one of them out of the read.
+    /// Another key among those that every process polls could push one of them out of the read.
     #[test]
     fn what_is_polled_stands_together() {
         let keys = Keys::new(b"p").unwrap();

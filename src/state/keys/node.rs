@@ -1,8 +1,8 @@
 //! Families 10 and 14: the living nodes and their roles.
 //!
 //! Only the node itself writes its row, at every heartbeat. Another node removes the row once it has seen no heartbeat for as long as the
-//! expiry in the row. A role has a key of its own, so that the nodes that divide its work are read in one range, and a second key under the
-//! node, so that whoever removes a node finds its roles. Both exist only as long as the node's row: a node with a role counts as living.
+//! expiry in the row. A role has one key by role, so that the nodes that divide its work are read in one range, and one key by node, so
+//! that whoever removes a node finds its roles. Both exist only as long as the node's row, because a node with a role counts as alive.
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
@@ -96,7 +96,7 @@ impl Role {
         Ok(Self(name.into()))
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -118,9 +118,9 @@ impl fmt::Display for Role {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeRow {
-    /// How many times the node has written the row. This number shows others that the node lives, whatever their clocks show.
+    /// How many times the node has written the row. As this number grows, others see that the node is alive, whatever their clocks show.
     pub beat: u64,
-    /// Drawn at random when the process joined: distinguishes two processes with the same id, and a process from its former self.
+    /// Drawn at random when the process joined: distinguishes two processes with the same id, and two memberships of one process.
     pub token: [u8; 16],
     /// When the node joined, in milliseconds since 1970; for display only.
     pub started_ms: u64,
@@ -150,7 +150,7 @@ impl NodeRow {
         Ok(row)
     }
 
-    /// How long the node may go without a heartbeat until it counts as dead.
+    /// Returns how long the node may go without a heartbeat before it counts as dead.
     pub fn expiry(&self) -> Duration {
         if self.expiry_ms == u64::MAX { Duration::MAX } else { Duration::from_millis(self.expiry_ms) }
     }
@@ -213,7 +213,7 @@ impl Keys {
         }
     }
 
-    /// Returns the node and the role from `key`, a key by node.
+    /// Returns the node and the role from `key`, a role's key by node.
     pub fn role_of_node(&self, key: &[u8]) -> Result<(NodeId, Role)> {
         let (number, _, part, id, role): (u16, String, u16, Bytes<'_>, String) = self.unpack("role", key)?;
         match id[..].try_into() {
@@ -224,7 +224,7 @@ impl Keys {
         }
     }
 
-    /// Returns the node from `key`, a key by role.
+    /// Returns the node from `key`, a role's key by role.
     pub fn node_of_role(&self, key: &[u8]) -> Result<NodeId> {
         let (number, _, part, _, id): (u16, String, u16, String, Bytes<'_>) = self.unpack("role", key)?;
         match id[..].try_into() {

@@ -27,8 +27,8 @@ impl Partition {
     }
 }
 
-/// The progress of the owner of a partition. Every fold changes it, so a notifier can find out whether a fold with an unknown result was
-/// committed, and a former owner cannot commit.
+/// The progress of the owner of a partition. Every fold changes the mark, so a notifier can find out whether a fold with an unknown result
+/// was committed, and a former owner cannot commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FoldMark {
     /// The epoch of the lease under which the fold was made.
@@ -69,7 +69,7 @@ impl Keys {
 }
 
 impl Keys {
-    /// The key of the design document `id` of `db`; without an id, the key for changes without ids. No id is empty.
+    /// The key of the design document `id` of `db`; without an id, the key for changes whose ids were not recorded. No id is empty.
     pub fn ddoc(&self, db: &Db, id: Option<&DdocId>) -> Vec<u8> {
         let id = id.map_or("", DdocId::as_str);
         self.pack(&(family::DDOC, db.name.as_str(), &db.instance.0[..], id))

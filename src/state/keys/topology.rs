@@ -1,4 +1,4 @@
-//! Family 7: the topology of a feed, which says from which sequence on the feed writes to which shards.
+//! Family 7: the topology of a feed, which says to which shards the feed writes, and from which sequence on.
 
 use bytes::Bytes;
 
@@ -14,14 +14,14 @@ use crate::{
 /// The maximum number of shards in a topology entry.
 pub(crate) const SHARDS_MAX: u32 = 1_000;
 
-/// The shards that a feed writes to, beginning with one sequence.
+/// The shards that a feed writes to from one sequence on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TopologyRow {
     /// The first sequence under this entry.
     pub first: Sequence,
     /// Whether a later entry has taken over.
     pub closed: bool,
-    /// Drawn at random by the writer, which uses it to find out after an unknown result whether its write was committed.
+    /// Drawn at random by the writer, which uses it to find out whether a write with an unknown result was committed.
     pub token: [u8; 16],
     pub layout: Layout,
 }
@@ -29,8 +29,8 @@ pub(crate) struct TopologyRow {
 /// The key ranges of the rows of a topology entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// One unsharded range that another writer left, under keys that start with this prefix. An empty prefix means the range of shard 0, to
-    /// which a move to another store brought the rows. The range counts as shard 0.
+    /// One unsharded range that another writer left, under keys that start with this prefix. An empty prefix means the range of shard 0: a
+    /// move to another store brought the rows there. In both cases the range counts as shard 0.
     Legacy(Bytes),
     /// Shards. Their ids in one entry are consecutive, because each reshard takes new ones.
     Sharded {

@@ -1,14 +1,14 @@
 //! [`Heartbeat`]: the only task that writes the row of a node, and its roles.
 //!
-//! The task also judges the node itself. If it has not committed a heartbeat for as long as its row allows, or if its row is gone, the node
-//! has fallen out. Then the node's workers end everything, and the task writes the row again, with a new token.
+//! The task also judges its own node. If it has not committed a heartbeat for as long as the row allows, or if the row is gone, the node is
+//! no longer a member. Then the node's workers end all work, and the task writes the row again, with a new token.
 //!
-//! A heartbeat reads nothing. Its transaction has the version of the previous heartbeat, with the node's row and the configuration of the
-//! bus in its conflict set, so it is committed if nobody has written either since. If somebody has, or if the store no longer remembers
-//! that version, the next attempt reads both.
+//! A heartbeat reads nothing. Its transaction reads at the version of the previous heartbeat, with the node's row and the configuration of
+//! the bus in its conflict set, so it is committed if neither was written since. If either was, or if the store no longer remembers that
+//! version, the next attempt reads both.
 //!
-//! The token distinguishes two processes with the same id: a row with an unknown token belongs to another process, and is replaced only
-//! after it has not changed for as long as that row allows.
+//! The token distinguishes two processes with the same id. A row with an unknown token belongs to another process, and is replaced only
+//! once it has stayed unchanged for as long as it allows.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -34,13 +34,13 @@ use crate::{
     store::{Isolation, KeyRange, RetryPolicy, Transaction},
 };
 
-/// The name of the heartbeat in reports of trouble.
+/// The name under which failures of the heartbeat are logged.
 const HEARTBEAT: &str = "heartbeat of a node";
 
-/// How long after a heartbeat the next one relies on its version. The store remembers versions for a little longer.
+/// For how long after a heartbeat the next one can rely on its version. The store remembers versions for a little longer.
 const REMEMBERED: Duration = Duration::from_secs(4);
 
-/// 16 random bytes.
+/// Returns 16 random bytes.
 pub(super) fn draw(env: &Env) -> [u8; 16] {
     NodeId::random(env).0
 }
@@ -49,7 +49,7 @@ pub(super) fn draw(env: &Env) -> [u8; 16] {
 pub(super) enum Claim {
     /// The node is a member.
     Joined,
-    /// The row of the member is gone, or another process may be alive under the id.
+    /// The member's row is gone, or another process may be alive under the id.
     Taken {
         /// Whether the row of the other process has changed since the last attempt.
         changed: bool,
@@ -63,7 +63,7 @@ pub(super) struct Heartbeat {
     /// The token of a claim whose result is not certain yet.
     claiming: Option<[u8; 16]>,
     /// When the row was written, or a little before: after the reads of the first attempt, and before any commit. Nobody else can have seen
-    /// the row sooner. However long the store let those reads wait, the expiry begins after them: otherwise a node that joins a recovering
+    /// the row sooner. However long the store delayed those reads, the expiry begins after them: otherwise a node that joins a recovering
     /// cluster would consider itself dead a moment later.
     beaten: Duration,
     /// The version of the last write of the row.
@@ -77,7 +77,7 @@ enum Written {
     Row,
     /// A page of the roles of a dead process under the node's id was removed.
     Page,
-    /// Nothing: another process may be alive under the id, or the row of the member is gone.
+    /// Nothing: another process may be alive under the id, or the member's row is gone.
     Nothing(Option<NodeRow>),
 }
 
@@ -95,10 +95,10 @@ impl Heartbeat {
         }
     }
 
-    /// Writes heartbeats until it gets the command to leave.
+    /// Writes heartbeats until the command to leave arrives.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let (env, interval) = (self.shared.store.env().clone(), self.shared.options.heartbeat);
-        // This is a fixed moment, so that commands that write nothing do not move it.
+        // A fixed time, so that commands that write nothing do not postpone the heartbeat.
         let mut next = env.now().saturating_add(interval);
         loop {
             tokio::select! {
@@ -129,7 +129,7 @@ impl Heartbeat {
                     }
                 }
             }
-            // A failed heartbeat is not tried again at once.
+            // Do not repeat a failed heartbeat at once.
             let soonest = env.now().saturating_add(interval / 8);
             next = self.beaten.saturating_add(interval).max(soonest);
         }
@@ -156,7 +156,7 @@ impl Heartbeat {
         }
     }
 
-    /// Writes a heartbeat, or joins again if the node has fallen out of the membership. Once the bus is gone it does neither.
+    /// Writes a heartbeat, or joins again if the node is no longer a member. Once the bus is gone, does neither.
     async fn pulse(&mut self) -> Result<()> {
         if let Some(ended) = self.shared.stats.health.ended() {
             return Err(ended.clone());
@@ -169,7 +169,7 @@ impl Heartbeat {
         beaten
     }
 
-    /// Writes a heartbeat, or joins again if the node has fallen out of the membership. Fails unless the node is a member afterwards.
+    /// Writes a heartbeat, or joins again if the node is no longer a member. Fails unless the node is a member afterwards.
     async fn beat_or_join(&mut self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         if shared.is_member() {
@@ -187,7 +187,7 @@ impl Heartbeat {
             }
         }
         match self.write().await? {
-            // Logged at the same level as the line about falling out, so that a log shows both lines or none.
+            // Logged at the same level as the line that says that the node has fallen out, so that a log shows both lines or neither.
             Claim::Joined => tracing::warn!(node = %shared.id, "node is a member again"),
             Claim::Taken { .. } => {
                 let reason = format!(
@@ -200,8 +200,7 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another
-    /// bus.
+    /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another bus.
     async fn check_bus(&self, tx: &Transaction) -> Result<()> {
         let Some(config) = self.shared.config else { return Ok(()) };
         let stored = tx.get(&self.shared.keys.config(), Isolation::Snapshot).await?;
@@ -224,7 +223,7 @@ impl Heartbeat {
         }
     }
 
-    /// Changes the roles without waking anybody, because nobody waits for them.
+    /// Changes which roles are unpublished, without waking anybody, because nobody waits for that.
     fn change_roles(&self, change: impl FnOnce(&mut Roles)) {
         self.shared.roles.send_if_modified(|roles| {
             change(roles);
@@ -232,7 +231,7 @@ impl Heartbeat {
         });
     }
 
-    /// Notes that the node is a member under this token, and informs its workers and `ready`.
+    /// Notes the token under which the node is a member, or that it is not one, and informs its workers and `ready`.
     fn register(&self, token: Registration) {
         self.shared.registration.send_replace(token);
         self.shared.stats.health.set_membership(self.shared.id.0, token);
@@ -246,8 +245,8 @@ impl Heartbeat {
     }
 
     /// Writes the next heartbeat, and at most [`ROLES_MAX`] roles that have changed; the others follow at once in the next heartbeats. A
-    /// member writes only over its own row. A node that is not a member joins: it writes under a new token, unless another process may be
-    /// alive under the id. What a dead process left under the id is removed first.
+    /// member overwrites only its own row. A node that is not a member joins: it writes under a new token, unless another process may be
+    /// alive under the id. Anything that a dead process left under the id is removed first.
     pub async fn write(&mut self) -> Result<Claim> {
         let shared = Arc::clone(&self.shared);
         let env = shared.store.env();
@@ -306,8 +305,8 @@ impl Heartbeat {
         Ok(Claim::Joined)
     }
 
-    /// Reads the row under the node's id. If this process wrote the row, it did so under one of `tokens`. Returns what to do instead of
-    /// writing the row, if anything.
+    /// Reads the row under the node's id. `tokens` are those under which this process may have written the row. Returns what to do instead
+    /// of writing the row, if anything.
     async fn found(
         &self,
         tx: &Transaction,
@@ -321,7 +320,7 @@ impl Heartbeat {
                 let is_own = found.is_some_and(|found| found.token == self.row.token);
                 Ok((!is_own).then_some(Written::Nothing(found)))
             }
-            // Rows that this process stored itself stay: the node knows which of its roles have changed.
+            // A row that this process wrote stays, and so do its roles: the node knows which of them have changed.
             Some(found) if !tokens.contains(&found.token) => {
                 if !seen.lock().is_silent(id, &found, began) {
                     return Ok(Some(Written::Nothing(Some(found))));
@@ -333,7 +332,7 @@ impl Heartbeat {
         }
     }
 
-    /// Removes the row and the roles, if they belong to this process.
+    /// Removes the node's row and roles, if they belong to this process.
     async fn leave(&mut self) -> Result<()> {
         let Shared { id, store, keys, stats, registration, .. } = &*self.shared;
         registration.send_replace(None);

@@ -13,7 +13,7 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// The longest time between two polls of other nodes.
+/// The maximum time between two polls of other nodes.
 const PACE_MAX: Duration = Duration::from_secs(3);
 
 /// A pool of resources that nodes divide.
@@ -25,7 +25,7 @@ pub(crate) struct Pool {
     pub idle: Option<Bytes>,
 }
 
-/// How a node shows that it is alive. Nodes of a bus can have different times: each stores how long others must wait for it.
+/// How a node shows that it is alive. The nodes of a bus can use different times, because each stores for how long others must wait for it.
 /// [`Duration::MAX`] means "never".
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -34,7 +34,7 @@ pub struct NodeOptions {
     pub id: Option<NodeId>,
     /// How often the node writes its heartbeat. Default: 2 s.
     pub heartbeat: Duration,
-    /// How long the node may go without a heartbeat until others consider it dead, by the observer's clock; at least twice the heartbeat.
+    /// How long the node may go without a heartbeat before others consider it dead, by the observer's clock; at least twice the heartbeat.
     /// With a shorter expiry others take over its work sooner, but also more often by mistake. Default: 5 s.
     pub expiry: Duration,
 }
@@ -67,13 +67,13 @@ impl NodeOptions {
         u64::try_from(self.expiry.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// How often the node polls other nodes, however rarely it writes a heartbeat.
+    /// Returns how often the node polls other nodes, however rarely it writes a heartbeat.
     pub(super) fn pace(&self) -> Duration {
         self.heartbeat.min(PACE_MAX)
     }
 }
 
-/// A node's share of the work: as many leases as any other node, give or take one. If it may not have that many, others have more.
+/// A node's share of the work: as many leases as any other node, give or take one. If it is not allowed that many, other nodes get more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BalanceOptions {
@@ -142,18 +142,18 @@ impl Held {
     }
 }
 
-/// Asks work to end at the next good moment.
+/// A request to end the work at the next good moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Stop(watch::Receiver<bool>);
 
 impl Stop {
-    /// Creates a signal and its sender. Dropping the sender also gives the signal.
+    /// Creates a request, and the sender that makes it. Dropping the sender also makes the request.
     pub fn new() -> (watch::Sender<bool>, Self) {
         let (sender, receiver) = watch::channel(false);
         (sender, Self(receiver))
     }
 
-    /// Completes when the work should end. Cancel safe.
+    /// Waits until the work should end. Cancel safe.
     pub async fn requested(&mut self) {
         // A dropped sender is a request, too.
         let _ = self.0.wait_for(|stop| *stop).await;
@@ -172,22 +172,22 @@ impl Stop {
 
 /// The work on the resources of a pool.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// Returns the resources, each once, read by snapshot in the transaction of a round. Each change of them calls
+    /// Returns the resources, each once, read by snapshot in the transaction of a round. Code that changes them calls
     /// [`changed`](super::changed). If a resource disappears, its work is dropped and its lease is removed. So the same resource must never
-    /// appear again, or its work must be safe with only the owner as its fence. With [`Error::NoConsumer`] the pool no longer belongs to
-    /// this work: the worker ends, so that other nodes own its share.
+    /// appear again, or the owner alone, without the epoch, must be enough to fence its work. [`Error::NoConsumer`] means that the pool no
+    /// longer belongs to this work: then the worker ends, so that other nodes own its share.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
 
-    /// Called after a round has read the resources. The pool last changed at the version `changed` of the store.
+    /// Called after a round has read the resources. The pool last changed at version `changed` of the store.
     fn settled(&self, _changed: u64) {}
 
-    /// Writes what belongs to the acquisition of `resource` under `epoch`, in the same transaction.
+    /// Writes the data that belongs to the acquisition of `resource` under `epoch`, in the same transaction.
     fn acquired(&self, _tx: &Transaction, _resource: u64, _epoch: u64) {}
 
-    /// Works on the resource of `lease`. Every transaction calls [`Held::check`] first. The work ends soon after `stop` is given, once it
-    /// has saved its progress, so that another node can continue. It is dropped if that takes too long, and at once if the lease is lost.
+    /// Works on the resource of `lease`. Every transaction calls [`Held::check`] first. Once `stop` requests it, the work saves its
+    /// progress and ends soon, so that another node can continue. It is dropped if that takes too long, or at once if the lease is lost.
     ///
-    /// Any other end, even a panic, is reported, and the resource is taken again with the next epoch, after a pause
-    /// that doubles with each failure.
+    /// Any other end, even a panic, is reported, and the resource is acquired again with the next epoch, after a pause that doubles with
+    /// each failure.
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>>;
 }

@@ -28,13 +28,13 @@ use crate::{
     store::Store,
 };
 
-/// The maximum number of commands that wait for the heartbeat; the sender of another one has to wait.
+/// The maximum number of commands that wait for the heartbeat. The sender of another one has to wait.
 const COMMANDS_MAX: usize = 16;
 
 /// A node in its own process. Dropping it ends the heartbeat at once, and others consider the node dead after its expiry.
 ///
-/// Only handles own a member. Tasks of the node own [`Shared`], so dropping the last handle ends the node even if an aborted task is still
-/// running.
+/// Only handles own a member. The node's tasks own only the [`Shared`] state, so dropping the last handle ends the node even if an aborted
+/// task is still running.
 pub(crate) struct Member {
     shared: Arc<Shared>,
     /// The heartbeat, and the watch over other nodes.
@@ -43,7 +43,7 @@ pub(crate) struct Member {
 
 impl Member {
     /// Joins the nodes of the bus, whose configuration must stay `config`. Fails with [`Error::Invalid`] if another process is alive under
-    /// the same id. If a process died under this id, waits until that is certain.
+    /// the same id. If a process under this id has died, waits until that is certain.
     pub async fn join(
         store: &Store,
         keys: &Keys,
@@ -116,7 +116,7 @@ impl Member {
             self.shared.command(Command::Leave),
         )
         .await;
-        // After this returns the caller may close the store at once, and open it again.
+        // After this returns, the caller may close the store at once, and open it again.
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         tasks.shutdown().await;
         left

@@ -6,8 +6,8 @@
 //!
 //! Work is divided as the **resources** of a pool, such as the partitions of the notifier. The lease of a resource names the node that owns
 //! it. Every acquisition raises the lease's epoch, and a transaction that works on the resource has the lease in its read-conflict set
-//! ([`Held::check`]). So a former owner cannot commit, however late it finds out that it has lost the lease. Therefore a wrong judgement of
-//! which nodes live costs time, never an event.
+//! ([`Held::check`]). So a former owner cannot commit, however late it finds out that it has lost the lease. Therefore a wrong judgement
+//! about which nodes are alive costs time, never an event.
 //!
 //! Nobody negotiates. The **assignment** ([`plan`]) says which node should own which resource. All nodes compute the same assignment from
 //! what is stored: the members of the pool with their maxima, the resources, and their current owners. A **worker** ([`worker`]) does the
@@ -25,8 +25,8 @@
 //! ```
 //!
 //! A node that has nothing to do only reads a version ([`roles`]) every second or so, whatever the number of its workers. That version
-//! moves with changes of members, leases and resources in any pool. Then the node reads the version of each of its pools. Only a worker
-//! whose own pool has changed reads anything else.
+//! moves when members, leases or resources change in any pool. Then the node reads the version of each of its pools. Only a worker whose
+//! own pool has changed reads anything else.
 //!
 //! # Invariants
 //!
@@ -34,8 +34,8 @@
 //! 2. A lease whose owner is not a member is free.
 //! 3. A node may own a lease without working on it, because its work failed or the acquisition was committed without its knowledge. It
 //!    finds the lease in its next round, and takes it again or releases it. Others leave the lease alone, and are not informed.
-//! 4. A node that falls out (it could not write a heartbeat in time, or its row is gone) ends all its work before it continues.
-//! 5. Each move of an assignment leaves the rest as it was, so that nodes that read at different moments agree.
+//! 4. A node that loses its membership (it could not write a heartbeat in time, or its row is gone) ends all its work before it continues.
+//! 5. Each move of an assignment leaves the rest of it unchanged, so that nodes that read at different moments agree.
 
 mod heartbeat;
 mod leases;

@@ -4,11 +4,11 @@
 //! with the number of nodes, and several nodes watch each node. A node whose row has not changed for as long as the row allows, by the
 //! observer's clock, is dead. The observer removes its roles, one page per transaction, and its row last. After a removal the observer
 //! watches eight more nodes for each one that it removed, until an expiry has passed without another removal. So when many nodes die at
-//! once, the last is found about as soon as the first, even behind a row of dead ones, and the reads of all survivors together grow with
-//! the number of dead nodes, not with the square of the number of nodes.
+//! once, the last is found about as soon as the first, even if it comes after many other dead ones, and the total number of reads grows
+//! with the number of dead nodes, not with the square of the number of nodes.
 //!
-//! The same transaction reads whether pools have changed, for the workers of the node. While there are few nodes, one read returns all of
-//! their rows and these changes.
+//! For the workers of the node, the same transaction also reads whether pools have changed. While there are few nodes, one read returns all
+//! of their rows and these changes.
 
 use std::{collections::BTreeSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -30,13 +30,13 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, RetryPolicy, Transaction, key_after},
 };
 
-/// The name of the watch in reports of trouble.
+/// The name under which failures of the watch are logged.
 const WATCH: &str = "watch over other nodes";
 
 /// How many nodes each node watches, unless it has just removed some.
 const NEIGHBOURS: usize = 8;
 
-/// The maximum number of nodes that are removed at once, each in transactions of its own.
+/// The maximum number of nodes that are removed at once, each in its own transactions.
 const REMOVALS_MAX: usize = 10;
 
 /// The shortest pause of the watch is its pace divided by this.
@@ -49,8 +49,8 @@ pub(super) struct NeighbourWatch {
     pace: Duration,
     /// The watched nodes, as they were last read.
     watched: Vec<(NodeId, NodeRow)>,
-    /// Since when the watch has polled without a gap. What was seen before does not count: a watch that was paused, or could not reach the
-    /// store, cannot know which nodes tried in vain to write.
+    /// Since when the watch has polled without a gap. Anything seen before does not count: a watch that was paused, or could not reach the
+    /// store, cannot know which nodes tried to write but could not.
     steady_since: Duration,
     polled: Duration,
     /// How many nodes the watch covers, and until when these may be more than [`NEIGHBOURS`].
@@ -103,10 +103,10 @@ impl NeighbourWatch {
             polled = env.now();
             due = polled.saturating_add(self.pace);
             match result {
-                // A node that has removed another one can be the first to take over.
+                // A node that has removed another one can be the first to take over, so poll again at once.
                 Ok(Ok(true)) => due = polled,
                 Ok(Ok(false)) => due = due.min(self.next_expiry(polled)),
-                // An expiry that is already due would make the next poll due at once, for as long as polls fail.
+                // Ignore expiries here: one that has passed would make each next poll due at once, for as long as polls fail.
                 Ok(Err(error)) => health.complain(&env, WATCH, &error),
                 Err(panic) => shared.stats.panicked(&env, WATCH, panic_text(&*panic)),
             }
@@ -133,7 +133,7 @@ impl NeighbourWatch {
         let now = self.env().now();
         let gap_max = self.pause.saturating_mul(2).saturating_add(self.pace);
         if !shared.is_member() || now.saturating_sub(self.polled) > gap_max {
-            // A node that has fallen out removes no other nodes.
+            // A node that is not a member removes no other nodes.
             self.steady_since = now;
         }
         (self.polled, self.watched) = (now, nodes);
@@ -151,7 +151,7 @@ impl NeighbourWatch {
         self.width = self.width.max(NEIGHBOURS * (1 + dead.len()));
         let removed = self.remove_all(dead).await;
         let now = self.env().now();
-        // A node that was seen for the first time can expire one expiry from now, and must be read once more then.
+        // A node that was first seen just now can expire one expiry from now, and must be read again then.
         self.wide_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
         removed?;
         // However long the removals took, the store has answered meanwhile.
@@ -181,7 +181,7 @@ impl NeighbourWatch {
         Ok(nodes)
     }
 
-    /// Returns when the next node expires, unless its row changes before that.
+    /// Returns when the next node will expire, unless its row changes before that.
     fn next_expiry(&self, now: Duration) -> Duration {
         let seen = self.shared.seen.lock();
         let dues = self.watched.iter().map(|(node, row)| {

@@ -10,7 +10,7 @@ use crate::state::{
     last_seen::LastSeen,
 };
 
-/// What a node has read of a pool, and its own state.
+/// What a node has read about a pool, and its own state.
 #[derive(Debug)]
 pub(super) struct View<'a> {
     /// The node that decides.
@@ -21,7 +21,7 @@ pub(super) struct View<'a> {
     pub leases: BTreeMap<u64, Lease>,
     /// The leases with running work.
     pub held: BTreeMap<u64, Lease>,
-    /// The epochs of the leases that other nodes have not released, and since when the node has waited for each.
+    /// The epochs of the leases that other nodes have yet to release, and the time at which the node began to wait for each.
     pub awaited: &'a LastSeen<u64, u64>,
     /// The resources whose work has failed, each with the time at which its pause ends.
     pub paused: BTreeMap<u64, Duration>,
@@ -34,21 +34,21 @@ pub(super) struct View<'a> {
 /// The actions of a node in a round.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct RoundPlan {
-    /// Acquire: free resources, and those that others have kept for too long.
+    /// Resources to acquire: free ones, and those that others have kept for too long.
     pub acquire: Vec<u64>,
-    /// Acquire again: resources that the node owns without working on them.
+    /// Resources to acquire again: the node owns them without working on them.
     pub renew: Vec<u64>,
-    /// Release: resources that the node owns without working on them.
+    /// Resources to release: the node owns them without working on them.
     pub release: Vec<u64>,
-    /// End the work, because others should own these.
+    /// Resources whose work should end, because other nodes should own them.
     pub hand_over: Vec<u64>,
-    /// Remove the leases, because the resources no longer exist, and abort the work on them, if any.
+    /// Resources that no longer exist: their leases are removed, and the work on them, if any, is aborted.
     pub gone: Vec<u64>,
-    /// Abort the work, because others have taken the leases.
+    /// Resources whose work is aborted, because other nodes have taken the leases.
     pub lost: Vec<u64>,
-    /// Wait for these leases of other nodes, under these epochs.
+    /// Leases of other nodes to wait for, each with its epoch.
     pub awaits: Vec<(u64, u64)>,
-    /// Wait until the pauses of these resources end.
+    /// Resources whose pauses have not ended.
     pub paused: Vec<u64>,
 }
 
@@ -79,9 +79,9 @@ impl View<'_> {
         }
         let is_gone =
             |resource: u64| assignment.binary_search_by_key(&resource, |(known, _)| *known).is_err();
-        // The lease of work in progress may already be removed.
+        // The lease of work in progress may already have been removed.
         plan.gone.extend(self.held.keys().filter(|resource| is_gone(**resource)));
-        // One member is enough to remove leases of missing resources.
+        // It is enough if one member removes the leases of missing resources.
         let is_first = self.members.first().is_some_and(|(member, _)| *member == self.me);
         for (&resource, lease) in &self.leases {
             let is_mine = lease.owner.is_some_and(|owner| owner.node == self.me);
@@ -94,7 +94,7 @@ impl View<'_> {
         plan
     }
 
-    /// Decides about `resource`, which the node should own if `is_to_be_mine`.
+    /// Decides what to do about `resource`, which the node should own if `is_to_be_mine`.
     fn decide(&self, plan: &mut RoundPlan, resource: u64, is_to_be_mine: bool) {
         let lease = self.lease(resource);
         if let Some(held) = self.held.get(&resource) {
@@ -184,7 +184,7 @@ pub(crate) fn assign(
 fn set_targets(shares: &mut [Share], count: usize) {
     let given =
         |level: usize| shares.iter().fold(0_usize, |sum, share| sum.saturating_add(share.max.min(level)));
-    // Find the highest level that every member can reach.
+    // Find the highest level to which all members can be filled, each up to its own maximum.
     let (mut level, mut above) = (0, count + 1);
     while above - level > 1 {
         let middle = level + (above - level) / 2;

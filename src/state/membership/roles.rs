@@ -1,10 +1,10 @@
 //! The stored roles of nodes, and the versions that show changes to other nodes.
 //!
 //! A role is stored under its name, for the nodes that divide its work, and under its node, for whoever removes the node. Both keys are
-//! written together, and exist only as long as the node's row: a node with a role counts as living.
+//! written together, and exist only as long as the node's row, because a node with a role counts as alive.
 //!
-//! Every change of a pool, of its members, leases or resources, moves the version of the pool and a common version. A node reads only the
-//! common version until that moves, and only one task of the node reads, whatever the number of its workers.
+//! Every change to the members, leases or resources of a pool moves the version of the pool and a common version. A node reads only the
+//! common version until that moves, and it does so in one task, whatever the number of its workers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,13 +25,13 @@ pub(super) fn set_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Role,
     keys.role(node, role).iter().for_each(|key| tx.set(key, &max.to_be_bytes()));
 }
 
-/// Removes `role` of `node`.
+/// Removes `role` from `node`.
 pub(super) fn clear_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Role) {
     keys.role(node, role).iter().for_each(|key| tx.clear(key));
 }
 
 /// Removes a page of the roles of `node`, and its row `found` together with the last page. Returns whether it was the last page. A row that
-/// stays is condemned: its roles are no longer complete, so the node must not count as living. `tx` has the row in its conflict set.
+/// remains is condemned: its roles are no longer complete, so the node must not count as alive. `tx` has the row in its conflict set.
 pub(super) async fn remove_page(
     tx: &Transaction,
     keys: &Keys,
@@ -54,7 +54,7 @@ pub(super) async fn remove_page(
     Ok(!page.more)
 }
 
-/// Decodes the nodes in these rows.
+/// Decodes the rows of nodes.
 pub(super) fn node_rows(keys: &Keys, rows: &[(Bytes, Bytes)]) -> Result<Vec<(NodeId, NodeRow)>> {
     let decode = |(key, value): &(Bytes, Bytes)| {
         let decoded = keys.node_of(key).and_then(|node| Ok((node, NodeRow::from_bytes(value)?)));
@@ -73,10 +73,10 @@ pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Resul
     rows.iter().map(member).collect()
 }
 
-/// The maximum number of pool versions that are read one by one. If more are missing, the versions of all pools are read in one range.
+/// The maximum number of pool versions that are read individually. If more are missing, the versions of all pools are read in one range.
 const GETS_MAX: usize = 64;
 
-/// The time of the last change, as a versionstamp; `None` if there was none.
+/// The time of the last change, as a versionstamp; `None` if there was no change.
 pub(super) type Version = Option<Bytes>;
 
 /// Returns the version of the store at the last change.
@@ -85,7 +85,7 @@ pub(super) fn version_of(version: &Version) -> u64 {
     stamp.map_or(0, |version| u64::from_be_bytes(*version))
 }
 
-/// The last changes that a node has to know.
+/// The last changes that matter to a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {
     /// The last change of any pool.
@@ -95,8 +95,8 @@ pub(super) struct Versions {
 }
 
 impl Versions {
-    /// Reads the versions by snapshot beside `common`: those in `before` only if any pool has changed since. What this reads is bounded,
-    /// whatever the number of pools.
+    /// Returns `common` with the versions of `slots`, read by snapshot. Those in `before` are read again only if any pool has changed
+    /// since. The number of reads is bounded, whatever the number of pools.
     pub async fn read(
         tx: &Transaction,
         keys: &Keys,

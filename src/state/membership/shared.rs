@@ -1,7 +1,7 @@
 //! [`Shared`]: the state of a node that its handles, its heartbeat, its watch over others and its workers share.
 //!
-//! It includes the [`Roles`] that the node has entered, and which of them must still be published to other nodes. The cost of a change does
-//! not grow with the number of roles.
+//! The state includes the [`Roles`] that the node has entered, and which of them must still be published to other nodes. The cost of a
+//! change does not grow with the number of roles.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -25,7 +25,7 @@ use crate::{
     store::{Isolation, Store, Transaction},
 };
 
-/// The membership of the node: the token under which it is a member, or `None` while it has fallen out.
+/// The membership of the node: the token under which it is a member, or `None` while it is not one.
 pub(super) type Registration = Option<[u8; 16]>;
 
 /// A request to the heartbeat.
@@ -41,7 +41,7 @@ pub(super) enum Command {
 pub(super) struct Entered {
     /// The maximum number of resources that the node may own in this role.
     pub max: u32,
-    /// The key of the note that nobody has the role, if that note may exist.
+    /// The key that marks the role as vacant, if the pool keeps one.
     pub idle: Option<Bytes>,
     /// `None` for a role that ends as soon as its guard is dropped.
     pub worker: Option<EnteredWorker>,
@@ -87,7 +87,7 @@ impl Roles {
         }
     }
 
-    /// Makes the node own nothing in `role`, which it must have. Returns whether that is a change.
+    /// Sets [`Entered::max`] of `role`, which the node must have, to 0. Returns whether that is a change.
     pub fn give_up(&mut self, role: &Role) -> bool {
         let entered = self.entered.get_mut(role).expect("the node has the role");
         let is_news = std::mem::take(&mut entered.max) > 0;
@@ -103,7 +103,7 @@ impl Roles {
         worker.is_some_and(|worker| std::mem::replace(&mut worker.interval, interval) != interval)
     }
 
-    /// The workers of the node.
+    /// Returns the workers of the node.
     pub fn workers(&self) -> impl Iterator<Item = &EnteredWorker> {
         self.entered.values().filter_map(|entered| entered.worker.as_ref())
     }
@@ -126,7 +126,7 @@ impl Roles {
         self.entered.get(role).map(|entered| (entered.max, entered.idle.clone()))
     }
 
-    /// Notes that `news` are stored. Roles that have changed since are not.
+    /// Notes that `news` is stored, except for roles that have changed since.
     pub fn were_published(&mut self, news: &[News]) {
         for (role, stored) in news {
             if self.to_store(role) == *stored {
@@ -164,7 +164,7 @@ pub struct RoleGuard {
 }
 
 impl RoleGuard {
-    /// Makes the node check for changes of the pool once per `interval` from now on.
+    /// Makes the node check for changes to the pool once per `interval` from now on.
     pub(super) fn set_interval(&self, interval: Duration) {
         self.shared.roles.send_if_modified(|roles| roles.set_interval(&self.role, interval));
     }
@@ -179,7 +179,7 @@ impl RoleGuard {
 impl Drop for RoleGuard {
     fn drop(&mut self) {
         self.shared.roles.send_modify(|roles| roles.leave(&self.role));
-        // If the queue is full, the heartbeat publishes soon anyway; if it has ended, nobody has to be informed.
+        // If the queue is full, the heartbeat publishes soon anyway. If the heartbeat has ended, nobody has to be informed.
         let _ = self.shared.commands.try_send(Command::Publish(oneshot::channel().0));
     }
 }
@@ -191,8 +191,8 @@ impl fmt::Debug for RoleGuard {
 }
 
 impl Shared {
-    /// Publishes `role`, so that other nodes see it when this returns. If the node already has the role, waits for its worker to end if
-    /// that is stopping, and otherwise fails with [`Error::Invalid`].
+    /// Publishes `role`, so that other nodes see it when this returns. If the node already has the role, waits for its worker to end if the
+    /// worker is stopping, and otherwise fails with [`Error::Invalid`].
     pub async fn enter(self: &Arc<Self>, role: Role, entered: Entered) -> Result<RoleGuard> {
         let is_ending =
             |before: &Entered| before.worker.as_ref().is_some_and(|worker| worker.stop.is_requested());
@@ -238,5 +238,5 @@ impl Shared {
 
 /// Returns the error for calls on a node that has left.
 pub(super) fn has_left() -> Error {
-    Error::invalid("node", "it has been shut down: join with another one")
+    Error::invalid("node", "it has been shut down: join with a new one")
 }

@@ -41,7 +41,7 @@ pub struct NodeStatus {
     pub leases: BTreeMap<String, u64>,
 }
 
-/// The rows of all nodes.
+/// Returns the rows of all nodes.
 pub(crate) async fn all_nodes(
     tx: &Transaction,
     keys: &Keys,
@@ -56,7 +56,7 @@ pub(crate) async fn all_nodes(
 pub(crate) struct Members {
     /// The rows of all nodes.
     pub nodes: BTreeMap<NodeId, NodeRow>,
-    /// How long each node has been seen without a heartbeat, and whether that is as long as its expiry.
+    /// For how long this process has seen no new heartbeat from each node, and whether that has reached the node's expiry.
     pub silent: BTreeMap<NodeId, (Duration, bool)>,
     /// The nodes with a notifier.
     pub notifiers: BTreeSet<NodeId>,
@@ -65,7 +65,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Reads by snapshot. Fails with [`Error::BusGone`](crate::Error::BusGone) if the store does not have the bus that was `opened`.
+    /// Reads the store by snapshot. Fails with [`Error::BusGone`](crate::Error::BusGone) if it does not have the bus that was `opened`.
     pub async fn read(tx: &Transaction, keys: &Keys, opened: Config) -> Result<Self> {
         let config = keys.config();
         let (config, nodes, notifiers, leases) = tokio::try_join!(
@@ -109,7 +109,7 @@ impl Members {
     }
 }
 
-/// How long a partition that had an owner may be without one while a notifier lives: nodes that come and go hand partitions over.
+/// How long a partition that had an owner may be without one while a notifier is alive: partitions change hands as nodes come and go.
 #[cfg(feature = "http")]
 const HANDOVER_MAX: Duration = Duration::from_secs(3);
 
@@ -123,16 +123,16 @@ pub(crate) struct Handovers(Mutex<HandoversState>);
 struct HandoversState {
     /// Whether all partitions once had an owner at the same time.
     were_owned: bool,
-    /// The partitions without a living owner, with the epochs of their leases: the next handover has another epoch.
+    /// The partitions without a living owner, each with the epoch of its lease, which every handover changes.
     unowned: LastSeen<u32, u64>,
 }
 
 #[cfg(feature = "http")]
 impl Handovers {
-    /// Returns those of the `count` partitions that no living node owns at `now`; none while they may be handed over.
+    /// Returns which of the `count` partitions no living node owns at `now`, leaving out those that may be changing hands.
     pub fn unowned(&self, count: u32, found: &Members, now: Duration) -> BTreeSet<u32> {
         let mut state = self.0.lock();
-        // Neighbours remove a dead node after its expiry. If it has no neighbours, this check finds that it is dead.
+        // Neighbours remove a dead node after its expiry. For a node without neighbours, this check finds out that it is dead.
         let lives = |node: &NodeId| found.silent.get(node).is_some_and(|(_, is_silent)| !is_silent);
         let living: BTreeSet<_> = found.notifiers.iter().filter(|node| lives(node)).collect();
         let leases =
@@ -192,13 +192,13 @@ impl Holdings {
         self.nodes.get(role).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the owner of `resource` of `pool` and the epoch of the lease, if somebody owns it.
+    /// Returns the owner of `resource` in `pool` and the epoch of the lease, if the resource has an owner.
     pub fn owned(&self, pool: &str, resource: u64) -> Option<(NodeId, u64)> {
         let lease = self.leases.get(pool)?.get(&resource)?;
         lease.owner.map(|owner| (owner.node, lease.epoch))
     }
 
-    /// Counts the leases that somebody owns, in the pools that `is_of` selects.
+    /// Counts the leases that have an owner, in the pools that `is_of` selects.
     #[cfg(feature = "http")]
     pub fn count(&self, is_of: impl Fn(&str) -> bool) -> u64 {
         let of_pools =
@@ -223,12 +223,12 @@ impl Holdings {
     }
 }
 
-/// The maximum time for which nodes are watched: a node with a longer expiry counts as living.
+/// The maximum time for which nodes are watched. A node with a longer expiry counts as alive.
 const WATCH_MAX: Duration = Duration::from_mins(1);
 
 type NodeRows = BTreeMap<NodeId, NodeRow>;
 
-/// Proof that no node of a bus lived at the time of the watch. A killed node leaves its row behind, so listed nodes may be dead.
+/// Proof that no node of a bus was alive during the watch. A killed node leaves its row behind, so listed nodes may be dead.
 pub(crate) struct Silence(NodeRows);
 
 impl Silence {
@@ -250,7 +250,7 @@ impl Silence {
         }
     }
 
-    /// Fails with [`Error::BusInUse`] if a node wrote a heartbeat or joined since, and makes `tx` fail if one does so before the commit.
+    /// Fails with [`Error::BusInUse`] if a node has written a heartbeat or joined since. If one does so before the commit, `tx` fails.
     pub async fn check(&self, tx: &Transaction, keys: &Keys) -> Result<()> {
         let found = all_nodes(tx, keys, Isolation::Serializable).await?;
         match found.iter().filter(|(node, row)| self.0.get(node) != Some(row)).count() {
@@ -264,7 +264,7 @@ impl Silence {
 mod tests {
     use super::*;
 
-    /// Three partitions: one node owns the first, another one the rest. The nodes have these beats.
+    /// Returns members with three partitions: one node owns the first, another the other two. `beats` are the nodes' beats.
     fn found(beats: [u64; 2]) -> Members {
         let [a, b] = [1, 2].map(|id| NodeId([id; 16]));
         let row = |beat| NodeRow { beat, token: [1; 16], started_ms: 0, expiry_ms: 10_000 };

@@ -1,7 +1,7 @@
 //! [`Worker`]: takes the node's share of a pool, and runs the work on its resources.
 //!
 //! One task does all of this. It makes a round whenever the members or the pool have changed, and while it waits for a lease. Between
-//! rounds it supervises the work, which runs in one task per resource. If the worker's task panics, its work ends and starts again.
+//! rounds it supervises the work, which runs in one task per resource. If the worker's task panics, its work is stopped and started again.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -38,13 +38,13 @@ use crate::{
     store::{Isolation, KeyRange, Transaction},
 };
 
-/// The factor by which the node polls more often while it waits for a lease of another node.
+/// How many times more often the node polls while it waits for another node's lease.
 const HASTE: u32 = 8;
 
 /// The maximum number of leases that are acquired in one transaction; the rest follow at once in the next.
 const ACQUISITIONS_MAX: usize = 1_000;
 
-/// How long a stopping worker waits for more jobs to end before it releases the leases of those that have ended.
+/// How long a stopping worker collects ended jobs before it releases their leases together.
 const TOGETHER: Duration = Duration::from_millis(100);
 
 /// The worker of a pool on a node. Dropping it stops it and its work at once; the node's next worker of the pool waits until both end.
@@ -94,7 +94,7 @@ impl Worker {
         if let Err(error) = unless_left(shared, worker.round()).await {
             worker.abort_all().await;
             if let Err(error) = worker.clean_up().await {
-                tracing::warn!(%error, "leases could not be released; they are free once the node leaves the role");
+                tracing::warn!(%error, "leases could not be released; they will be free once the node leaves the role");
             }
             return Err(error);
         }
@@ -161,11 +161,11 @@ struct WorkerTask {
     tasks: JoinSet<Ended>,
     /// The leases with running work.
     held: BTreeMap<u64, Job>,
-    /// The epochs of the leases that other nodes have not released, and since when the worker has waited for each.
+    /// The epochs of the leases that other nodes have yet to release, and the time at which the worker began to wait for each.
     awaited: LastSeen<u64, u64>,
     /// The resources whose work has failed: how many times in a row, and when the pause ends.
     failures: BTreeMap<u64, (Failures, Duration)>,
-    /// When the next round is due at the latest.
+    /// The latest time at which the next round begins.
     due: Duration,
     /// The version of the pool when the last round began; `None` if another round is needed in any case.
     settled: Option<Version>,
@@ -176,12 +176,12 @@ impl WorkerTask {
         self.member.store.env()
     }
 
-    /// Supervises the pool until the worker is asked to stop or the pool no longer belongs to the work, even after panics.
+    /// Supervises the pool, even after panics, until the worker is asked to stop or the pool no longer belongs to its work.
     async fn run(mut self, mut stopped: Stop) -> Result<()> {
         let mut leaving = self.member.stop.subscribe();
         loop {
-            // A round or a release can take long when the store does not answer. If one is dropped here, it may still have been committed:
-            // then the next round, or the cleanup at the end, finds its leases.
+            // A round or a release can take a long time when the store does not answer. If one is dropped here, it may still be committed.
+            // In that case the next round, or the cleanup at the end, finds its leases.
             let served = tokio::select! {
                 biased;
                 () = stopped.requested() => break,
@@ -211,7 +211,7 @@ impl WorkerTask {
         }
     }
 
-    /// Supervises the pool while the node is a member, until the pool no longer belongs to the work.
+    /// Supervises the pool while the node is a member, until the pool no longer belongs to the worker's work.
     async fn supervise(&mut self) {
         let env = self.env().clone();
         loop {
@@ -243,7 +243,7 @@ impl WorkerTask {
         Ok(())
     }
 
-    /// Runs the transaction of a round. Returns `None` if the node has no row, which its heartbeat will find out.
+    /// Runs the transaction of a round. Returns `None` if the node's row is gone, or has another token. Its heartbeat will find that out.
     async fn attempt(&mut self) -> Result<Option<RoundOutcome>> {
         let now = self.env().now();
         // If anything below fails, there will be another round.
@@ -253,8 +253,8 @@ impl WorkerTask {
         self.member.store.run(async |tx| self.plan_in(&tx, joined).await).await
     }
 
-    /// Reads members, leases and resources by snapshot, decides, and writes. Rounds of several nodes conflict only where they meet: the
-    /// conflict set has only the leases that are written, and the members of the pool.
+    /// Reads members, leases and resources by snapshot, plans the round, and writes it. Rounds of several nodes conflict only if they
+    /// overlap: the conflict set has only the leases that are written, and the members of the pool.
     async fn plan_in(&self, tx: &Transaction, joined: [u8; 16]) -> Result<Option<RoundOutcome>> {
         let Shared { id, keys, .. } = &*self.member;
         let (role, version) = (role_of_pool(&self.pool.name), keys.pool_version(self.slot));
@@ -324,7 +324,7 @@ impl WorkerTask {
                 tx.clear(&claim(resource));
             }
         }
-        // After an unknown result the next attempt acquires again: the lease may already belong to this node, but without work on it.
+        // If the result is unknown, the next attempt acquires again: the lease may already belong to this node, but no work runs under it.
         let owner = Owner { node: view.me, token: draw(self.member.store.env()) };
         let acquire = plan.acquire.iter().chain(&plan.renew).map(|&resource| {
             let epoch = lease_of(resource).epoch + 1;
@@ -389,14 +389,14 @@ impl WorkerTask {
     /// Reads the new versions, and schedules a round at once if it might have something to do.
     fn poll(&mut self) {
         let versions = Arc::clone(&*self.versions.borrow_and_update());
-        // A pool without a version here has not been read yet.
+        // If there is no version for the slot, the node has not read it yet.
         let Some(version) = versions.of_slot.get(&self.slot) else { return };
         if self.settled.as_ref() != Some(version) {
             self.due = self.due.min(self.env().now());
         }
     }
 
-    /// Handles a job that has ended. The next round finds its lease without work, and releases the lease or takes it again.
+    /// Handles the end of a job. The next round finds its lease without work, and releases the lease or takes it again.
     fn tidy(&mut self, ended: Result<Ended, JoinError>) {
         // An aborted job has nothing to report.
         let Ok((resource, epoch, result)) = ended else { return };
@@ -420,7 +420,7 @@ impl WorkerTask {
         match result {
             _ if was_asked => self.due_within(Duration::ZERO),
             Ok(Err(Error::LeaseLost { .. })) => self.due_within(FAILURE_PAUSE),
-            // The resource may be gone.
+            // The work may have ended because its resource is gone. The next round checks that.
             Ok(Ok(())) => {
                 self.failed(resource, job.began);
                 self.due_within(Duration::ZERO);
@@ -452,7 +452,7 @@ impl WorkerTask {
         pause
     }
 
-    /// Gives everything up, because others may have taken over long ago, and waits until the node is a member again.
+    /// Aborts all jobs, because other nodes may have taken over long ago, and waits until the node is a member again.
     async fn fall_out(&mut self) {
         self.abort_all().await;
         let joined = self.registration.wait_for(Option::is_some).await;
@@ -500,7 +500,7 @@ impl WorkerTask {
             if self.held.len() == before {
                 continue;
             }
-            // Other nodes take the released leases only once it is published that this node may own none.
+            // Other nodes take the released leases only after this node has published that it may own none.
             let role = self.role.as_ref().expect("the worker has it until its end");
             let result = match role.give_up().await {
                 Ok(()) => self.release_idle().await,
@@ -512,7 +512,7 @@ impl WorkerTask {
         }
     }
 
-    /// Releases the leases of the node, and removes its role. Either of these makes the leases free.
+    /// Releases the leases of the node, and removes its role. Either step frees the leases.
     async fn clean_up(&mut self) -> Result<()> {
         let member = Arc::clone(&self.member);
         if member.stats.health.ended().is_some() {
@@ -522,10 +522,10 @@ impl WorkerTask {
         }
         let end = async {
             let released = self.release_idle().await;
-            // Only now may another worker of the node begin.
+            // Only now may the node start another worker of the pool.
             self.role = None;
             let published = member.publish().await;
-            // A node that has fallen out has published nothing; if the bus is gone, `publish` fails with that error.
+            // A node that is not a member has published nothing; if the bus is gone, `publish` fails with that error.
             let is_gone = matches!(published, Err(Error::BusGone { .. }));
             released.and(if member.is_member() || is_gone { published } else { Ok(()) })
         };
@@ -534,7 +534,7 @@ impl WorkerTask {
         ended
     }
 
-    /// Releases all leases that the node owns without working on them, even those that it does not know of. Their epochs stay.
+    /// Releases all leases that the node owns without working on them, including any that it does not know of. Their epochs stay.
     async fn release_idle(&self) -> Result<()> {
         let Shared { id, keys, store, .. } = &*self.member;
         let token = *self.registration.borrow();
@@ -580,6 +580,6 @@ async fn unless_left<T>(member: &Shared, work: impl Future<Output = Result<T>>) 
 
 /// Completes once the node's membership is no longer `joined`.
 async fn fallen_out(mut registration: watch::Receiver<Registration>, joined: Registration) {
-    // If this fails, the heartbeat has ended, and sends nothing more.
+    // If this fails, the heartbeat has ended, and will send nothing more.
     let _ = registration.wait_for(|registration| *registration != joined).await;
 }

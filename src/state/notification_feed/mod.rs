@@ -28,10 +28,10 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// How many names one transaction looks up.
+/// The maximum number of names that one transaction looks up.
 const LOOK_UPS_MAX: usize = 100;
 
-/// How many names one transaction lists.
+/// The maximum number of names that one transaction lists.
 #[cfg(feature = "http")]
 const NAMES_PER_READ: usize = 256;
 
@@ -66,7 +66,7 @@ impl FeedRow for Notification {
 }
 
 impl NotificationFeed {
-    /// Reads the feed as it grows, from `after` on.
+    /// Returns a reader that follows the feed as it grows, from `after` on.
     pub fn tail(&self, after: impl Into<Cursor>) -> NotificationTail {
         NotificationTail::new(self.clone(), after.into())
     }
@@ -82,7 +82,7 @@ impl NotificationFeed {
         row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
     }
 
-    /// Returns the names of some databases that are not deleted, in order, after the name `after`; an empty list if there are no more.
+    /// Returns the names of some databases that are not deleted, in order, beginning after `after`; an empty list if there are no more.
     #[cfg(feature = "http")]
     pub(crate) async fn living_names(&self, after: Option<&DbName>) -> Result<Vec<DbName>> {
         let mut after = after.map(|name| name.as_str().as_bytes().to_vec());
@@ -128,7 +128,7 @@ impl NotificationFeed {
     }
 
     /// Returns the newest rows of the databases `names` after `cursor`, in the order of their sequences, and a position up to which all of
-    /// them were read. Leaves out rows that cannot be decoded, and fails, as [`Feed::page`] does.
+    /// them were read. Leaves out rows that cannot be decoded. Fails as [`Feed::page`] does.
     pub(crate) async fn newest_after(
         &self,
         names: &[DbName],
@@ -178,12 +178,11 @@ impl NotificationFeed {
 /// The pauses between polls for unfolded events.
 const POLLS: Backoff = Backoff { min: Duration::from_millis(2), max: Duration::from_millis(50) };
 
-/// How many rows one transaction reads, or how many databases it looks up.
+/// The maximum number of rows that one transaction reads, or of databases that it looks up.
 const READS_MAX: usize = 200;
 
 impl NotificationFeed {
-    /// Completes once everything that was committed at `version` or before is folded. Returns the position of the
-    /// last row at that time.
+    /// Waits until everything that was committed at or before `version` is folded. Returns the position of the last row at that time.
     pub(crate) async fn folded(&self, version: u64) -> Result<Sequence> {
         let mut waiting = self.unfolded(version).await?;
         let mut polls = Failures::default();
@@ -197,13 +196,13 @@ impl NotificationFeed {
                     .extend(self.context.store.run(async |tx| self.still_unfolded(&tx, some).await).await?);
             }
         }
-        // The last row may have been a tombstone that has been dropped by now: then the horizon is after it.
+        // The last row may have been a tombstone that was dropped by now. In that case the horizon is after it.
         let last = self.last_sequence().await?.unwrap_or(Sequence::MIN);
         Ok(last.max(self.horizon().await?))
     }
 
-    /// Returns the databases that have unfolded events at a read version of `version` or later, and the totals that their rows will have
-    /// once those are folded.
+    /// Returns the databases that have unfolded events at a read version of `version` or later, each with the totals that its row will have
+    /// once those events are folded.
     async fn unfolded(&self, version: u64) -> Result<BTreeMap<Db, Counters>> {
         let (keys, last) = (&self.context.keys, Partition(self.context.config.partitions - 1));
         let mut rest = Some(RangeRead::new(keys.drains(Partition(0), last)).limit(READS_MAX));
@@ -233,14 +232,14 @@ impl NotificationFeed {
             (found, folded, rest) = self.context.store.run(page).await?;
             for ((db, counters), folded) in found.into_iter().zip(folded) {
                 let Some(folded) = folded else { continue };
-                // The slots of a database can be on two pages: the events that were already folded are counted only once.
+                // The slots of a database can be on two pages: the events that were folded before are counted only once.
                 *waiting.entry(db).or_insert(folded) += counters;
             }
         }
         Ok(waiting)
     }
 
-    /// Returns those of `waiting` that are not folded yet.
+    /// Returns those of `waiting` whose events are not folded yet.
     async fn still_unfolded(
         &self,
         tx: &Transaction,
@@ -253,7 +252,7 @@ impl NotificationFeed {
             if lanes.is_none_or(|mut lanes| lanes.all(|(folded, expected)| folded >= expected)) {
                 continue;
             }
-            // No row counts the events of an instance that is gone; they are folded once none of them waits.
+            // No row counts the events of an instance that is gone. These are folded once no rows of the instance wait to be folded.
             let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
             let drains = self.context.keys.drains_of_db(partition, db);
             let rows = tx.all_rows(drains, Isolation::Snapshot).await?;
@@ -264,8 +263,8 @@ impl NotificationFeed {
         Ok(left)
     }
 
-    /// Returns the totals of each of `dbs` from the row of its name: zero if that row belongs to another instance, `None` if it cannot be
-    /// read. In that case notifiers report it, and never fold the name.
+    /// Returns the totals of each of `dbs` from the row of its name: zero if there is no row or if it belongs to another instance, `None`
+    /// if it cannot be read. Notifiers report an unreadable row, and never fold the name.
     async fn totals_of(
         &self,
         tx: &Transaction,

@@ -17,7 +17,7 @@ use crate::{
 /// The default number of rows per read.
 const PAGE_ROWS: usize = 1_000;
 
-/// How far a tail has read the feed, including parts without rows, and when it did so.
+/// How far a tail has read the feed, including parts without rows, and when it last read.
 #[derive(Debug)]
 pub(crate) struct TailProgress(Mutex<(Sequence, Duration)>);
 
@@ -39,9 +39,9 @@ impl TailProgress {
     }
 }
 
-/// Reads the feed as it grows. Between pages it waits for the one poll of the process, which happens when a notifier of this process has
-/// appended, when a watch fires, and at regular intervals. Then it reads the shards whose lane of the pulse has moved since it last read
-/// them all, with the pulse in the same transaction, so it sees every row that has moved to another shard meanwhile.
+/// Reads the feed as it grows. Between pages the tail waits for the one poll of the process, which happens when a notifier of this process
+/// has appended, when a watch fires, and at regular intervals. Then the tail reads the shards whose lane of the pulse has moved since it
+/// last read them all. It reads the pulse in the same transaction, so it sees every row that has moved to another shard meanwhile.
 pub struct NotificationTail {
     feed: NotificationFeed,
     /// The position up to which rows were returned.
@@ -57,7 +57,7 @@ pub struct NotificationTail {
     is_at_end: bool,
     /// Whether there was more to read after the last page.
     had_more: bool,
-    /// Where each read records how far it came, even if it found no rows.
+    /// Where each read records how far it got, even if it found no rows.
     progress: Arc<TailProgress>,
 }
 
@@ -102,8 +102,8 @@ impl NotificationTail {
         self.had_more = false;
     }
 
-    /// Returns the next page, once there is one. A page is empty only after a page that had more after it, or if it moves only the
-    /// position: at the beginning, if its rows were left out, or if the poll of the process failed.
+    /// Returns the next page as soon as there is one. A page is empty only if the page before it had more after it, or if it only advances
+    /// the position: at the beginning, if its rows were left out, or if the poll of the process failed.
     ///
     /// # Cancel safety
     ///
@@ -125,7 +125,7 @@ impl NotificationTail {
         }
     }
 
-    /// Completes when there may be rows. While the poll finds none, the position advances with it. Cancel safe.
+    /// Waits until there may be rows. While polls find none, the position advances with them. Cancel safe.
     async fn wait(&mut self) {
         while let Some(listener) = &mut self.listener {
             let Some(to) = listener.looked().await else { return };
@@ -153,7 +153,7 @@ impl NotificationTail {
         };
         let (page, pulse) = context.store.run(read).await?;
         if !page.more {
-            // All shards are read, as the others have not moved.
+            // All shards have now been read up to here: those that were left out have not moved.
             self.complete = Some(pulse);
         }
         self.progress.note(page.next.position(), feed.context.env().now());

@@ -16,14 +16,14 @@ use crate::{
 /// What an operation does to the value of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The value stays, and is not copied: small operations may often meet a large value.
+    /// The value stays, and is not copied: many small operations may be applied to one large value.
     Keep,
     /// The value becomes this one; `None` stands for a missing key.
     Become(Option<Bytes>),
 }
 
-/// The effect of `op` on `value`, which is `None` for a missing key. Versionstamped operations do not depend on the old value: [`stamped`]
-/// resolves them.
+/// Returns the effect of `op` on `value`, which is `None` for a missing key. Versionstamped operations do not depend on the old value:
+/// [`stamped`] resolves them.
 pub(super) fn apply(op: AtomicOp, value: Option<&[u8]>, operand: &Bytes) -> Effect {
     let old = value.filter(|old| !old.is_empty() && !operand.is_empty());
     let is_kept = match op {
@@ -54,7 +54,7 @@ pub(super) fn apply(op: AtomicOp, value: Option<&[u8]>, operand: &Bytes) -> Effe
     })
 }
 
-/// The sum of two little-endian numbers, cut to the length of `operand`. Counters need no allocation.
+/// Returns the sum of two little-endian numbers, cut to the length of `operand`. A sum of counters needs no allocation.
 pub(super) fn add(old: &[u8], operand: &[u8]) -> SmallVec<[u8; 64]> {
     let mut total = SmallVec::from_slice(operand);
     let (mut rest, mut carry) = (old, false);
@@ -77,7 +77,7 @@ pub(super) fn add(old: &[u8], operand: &[u8]) -> SmallVec<[u8; 64]> {
 
 const WORD_LEN: usize = size_of::<u64>();
 
-/// The next word of a little-endian number, padded with zeros.
+/// Takes the next word of a little-endian number, padded with zeros.
 fn take_word(number: &mut &[u8]) -> u64 {
     if let Some((word, rest)) = number.split_first_chunk() {
         *number = rest;
@@ -98,7 +98,7 @@ fn compare(old: &[u8], operand: &[u8]) -> Ordering {
         .unwrap_or(Ordering::Equal)
 }
 
-/// `old` cut or extended with zeros to `len` bytes.
+/// Returns `old`, cut or extended with zeros to `len` bytes.
 fn fit(old: &[u8], len: usize) -> Bytes {
     let mut fitted = vec![0; len];
     let kept = len.min(old.len());
@@ -106,7 +106,7 @@ fn fit(old: &[u8], len: usize) -> Bytes {
     fitted.into()
 }
 
-/// The offset of the stamp in `operand`, from its last 4 bytes.
+/// Reads the offset of the stamp in `operand` from the last 4 bytes.
 pub(super) fn stamp_offset(operand: &[u8]) -> Result<usize, StoreError> {
     let (payload, offset) = operand.split_last_chunk::<4>().ok_or(StoreError::CLIENT_INVALID_OPERATION)?;
     let offset = usize::try_from(u32::from_le_bytes(*offset)).unwrap_or(usize::MAX);
@@ -116,7 +116,7 @@ pub(super) fn stamp_offset(operand: &[u8]) -> Result<usize, StoreError> {
     }
 }
 
-/// `operand` with `stamp` at its offset and without the last 4 bytes. The offset must be valid.
+/// Returns `operand` with `stamp` at its offset and without the last 4 bytes. The offset must be valid.
 pub(super) fn stamped(operand: &[u8], stamp: Versionstamp) -> Bytes {
     let offset = stamp_offset(operand).expect("the offset was checked when the operation was added");
     let mut bytes = BytesMut::from(&operand[..operand.len() - 4]);

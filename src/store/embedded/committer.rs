@@ -23,7 +23,7 @@ const QUEUE_LEN_MAX: usize = 4_096;
 /// The maximum number of commits in one group.
 const GROUP_LEN_MAX: usize = 4_096;
 
-/// A group with this many bytes takes no more commits. So its size stays below the sum of this and the largest transaction.
+/// A group with this many bytes takes no more commits. So a group stays smaller than the sum of this and the largest transaction.
 const GROUP_BYTES_MAX: usize = 4 << 20;
 
 /// A commit that waits for the thread.
@@ -71,7 +71,7 @@ impl Drop for Committer {
     }
 }
 
-/// Why the store takes no more writes, or no writes at the moment.
+/// Why the store takes no writes, either permanently or at the moment.
 #[derive(Debug)]
 pub(super) struct Failed {
     last: watch::Sender<Option<StoreError>>,
@@ -84,12 +84,12 @@ impl Failed {
         Self { last: watch::Sender::new(None), shortage: parking_lot::Mutex::default() }
     }
 
-    /// The error after which no commit succeeds, once there is one.
+    /// Returns the error after which no commit succeeds, once there is one.
     pub fn get(&self) -> Option<StoreError> {
         self.last.borrow().clone()
     }
 
-    /// The error of the last commit, if there was no room for it.
+    /// Returns the error of the last commit, if there was no room for it.
     pub fn shortage(&self) -> Option<StoreError> {
         self.shortage.lock().clone()
     }
@@ -98,7 +98,7 @@ impl Failed {
         self.last.send_replace(Some(error));
     }
 
-    /// Completes when the store takes no more writes; never if the store is closed before that.
+    /// Completes with the error once the store takes no more writes; never if the store is closed before that.
     pub async fn happened(&self) -> StoreError {
         let mut failed = self.last.subscribe();
         let error = failed.wait_for(Option::is_some).await.expect("the sender is here");
@@ -111,7 +111,7 @@ pub(super) struct Worker {
     folder: Folder,
     core: Arc<Mutex<Core>>,
     env: Env,
-    /// When the engine was made, on the clock of `env`.
+    /// When the engine was created, on the clock of `env`.
     started: Duration,
     /// The error after which no commit succeeds.
     failed: Arc<Failed>,
@@ -151,7 +151,7 @@ impl Worker {
             }
             let (group, answers): (Vec<_>, Vec<_>) = jobs.drain(..).unzip();
             for (answer, outcome) in answers.into_iter().zip(self.commit(group)) {
-                // A caller that was dropped does not wait for its answer.
+                // A caller that was dropped no longer waits for its answer.
                 let _ = answer.send(outcome);
             }
         }
@@ -167,7 +167,7 @@ impl Worker {
         }
     }
 
-    /// Time since the engine was made.
+    /// Returns the time since the engine was created.
     fn now(&self) -> Duration {
         self.env.now().saturating_sub(self.started)
     }

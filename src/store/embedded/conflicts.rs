@@ -1,4 +1,4 @@
-//! [`ReadConflict`]: what a transaction has read; and [`WrittenRanges`]: the ranges that were written recently.
+//! [`ReadConflict`]: what a transaction read; and [`WrittenRanges`]: the ranges that were written recently.
 //!
 //! Written ranges (cleared ranges and explicit write conflicts) are kept in a step function over the key space. Single keys, by far the
 //! most frequent writes, are in [`Recent`](super::recent::Recent).
@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::store::KeyRange;
 
-/// The bounds of `range` for an ordered map.
+/// Returns the bounds of `range` for an ordered map.
 pub(super) fn bounds(range: &KeyRange) -> (Bound<&[u8]>, Bound<&[u8]>) {
     (Bound::Included(&range.begin[..]), Bound::Excluded(&range.end[..]))
 }
@@ -50,7 +50,7 @@ pub(super) struct WrittenRanges {
 const STEPS_MIN: usize = 64;
 
 impl WrittenRanges {
-    /// Whether anything of `read` was written after `version`.
+    /// Whether anything in `read` was written after `version`.
     pub fn written_after(&self, read: &ReadConflict, version: u64) -> bool {
         match read {
             ReadConflict::Key(key) => self.step_at(key) > version,
@@ -62,7 +62,7 @@ impl WrittenRanges {
         }
     }
 
-    /// The version of the newest written range over `key`; 0 if there is none.
+    /// Returns the version of the newest written range over `key`; 0 if there is none.
     fn step_at(&self, key: &[u8]) -> u64 {
         let up_to = (Bound::Unbounded, Bound::Included(key));
         self.ranges.range::<[u8], _>(up_to).next_back().map_or(0, |(_, &version)| version)

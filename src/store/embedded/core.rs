@@ -1,4 +1,4 @@
-//! [`Core`]: the newest rows, and the state for deciding commits.
+//! [`Core`]: the newest rows, and the state that is needed to decide commits.
 //!
 //! # Invariants
 //!
@@ -6,7 +6,7 @@
 //! 2. `recent` holds every published group of the last [`TRANSACTION_LIFETIME`], with what it wrote and the values that it
 //!    replaced: any version since `forgotten` can be read again by undoing the groups after it.
 //! 3. `written_ranges` holds every written range of those groups. A transaction younger than the lifetime therefore finds every write that
-//!    came after its read version. Nothing is kept of a group that was not written.
+//!    came after its read version. A group that was not written leaves nothing behind.
 //! 4. Versions grow with every group, and with time: by about a million per second.
 
 use std::{
@@ -37,12 +37,12 @@ use crate::{
 pub(super) struct Snapshot {
     pub root: Rows,
     pub version: u64,
-    /// The time since which a newer version may exist, on the clock of the engine.
+    /// The time from which on a newer version may exist, on the clock of the engine.
     pub taken: Duration,
 }
 
 impl Snapshot {
-    /// Whether the snapshot is older than a transaction may get.
+    /// Whether the snapshot is older than a transaction may become.
     pub fn is_too_old(&self, now: Duration) -> bool {
         now.saturating_sub(self.taken) > TRANSACTION_LIFETIME
     }
@@ -85,7 +85,7 @@ impl Request {
         self.mutations.is_empty() && self.writes.is_empty()
     }
 
-    /// Fails the request and its watches with `error`, without trying it.
+    /// Fails the request and its watches with `error`, without trying to commit it.
     pub fn fail(self, error: &StoreError) -> Outcome {
         watches::fail(self.watches, error);
         Err(error.clone())
@@ -95,7 +95,7 @@ impl Request {
 /// The answer to a [`Request`]; `None` if it wrote nothing.
 pub(super) type Outcome = Result<Option<Versionstamp>, StoreError>;
 
-/// A group of commits that is decided but not published.
+/// A group of commits that is decided but not yet published.
 #[derive(Debug)]
 pub(super) struct Staged {
     /// The rows with the group's writes.
@@ -118,19 +118,19 @@ impl Staged {
         self.outcomes.iter().any(|outcome| matches!(outcome, Ok(Some(_))))
     }
 
-    /// Begins a group at `version` on top of `root`. It reuses the memory of `undo`.
+    /// Begins a group at `version` on top of `root`, reusing the memory of `undo`.
     fn new(root: Rows, version: u64, undo: Undo) -> Self {
         let (ranges, written) = (WrittenRanges::default(), Vec::new());
         Self { root, version, undo, ranges, written, outcomes: Vec::new(), watches: Vec::new() }
     }
 
-    /// The stamp of the next transaction.
+    /// Returns the stamp of the next transaction.
     fn stamp(&self) -> Versionstamp {
         let order = u16::try_from(self.outcomes.len()).expect("a group is smaller than 65,536");
         Versionstamp::new(self.version, order)
     }
 
-    /// Adds a transaction, which commits if the core has `allowed` it. No lock is needed: nobody sees the group yet.
+    /// Adds a transaction, which commits if the core has `allowed` it. No lock is needed, because nobody can see the group yet.
     fn add(&mut self, request: Request, allowed: Result<(), StoreError>) {
         if let Err(error) = allowed {
             self.outcomes.push(request.fail(&error));
@@ -141,7 +141,7 @@ impl Staged {
             self.written(range);
         }
         for mutation in request.mutations {
-            self.apply(mutation, stamp.expect("it is no read-only transaction"));
+            self.apply(mutation, stamp.expect("it is not a read-only transaction"));
         }
         self.watches.extend(request.watches);
         self.outcomes.push(Ok(stamp));
@@ -185,7 +185,7 @@ impl Staged {
         }
     }
 
-    /// The keys that the group wrote, each as many times as it was written.
+    /// Returns the keys that the group wrote, each as many times as it was written.
     pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
         let cleared = self.undo.cleared().iter();
         let cleared = cleared.flat_map(|(range, rows)| rows.range(range, false).map(|(key, _)| key));
@@ -204,7 +204,7 @@ impl Staged {
     }
 
     fn clear_range(&mut self, range: &KeyRange) {
-        // Many layers clear ranges that are mostly empty.
+        // Layers often clear ranges that have no rows, which must cost little.
         if self.root.range(range, false).next().is_some() {
             if self.undo.is_full() {
                 self.undo.share(self.root.clone());
@@ -215,7 +215,7 @@ impl Staged {
     }
 }
 
-/// The newest rows, and the state for deciding commits.
+/// The newest rows, and the state that is needed to decide commits.
 #[derive(Debug)]
 pub(super) struct Core {
     root: Rows,
@@ -236,7 +236,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// A core that starts with `root` at `version`.
+    /// Creates a core that starts with `root` at `version`.
     pub fn new(root: Rows, version: u64) -> Self {
         Self {
             root,
@@ -251,23 +251,23 @@ impl Core {
         }
     }
 
-    /// The newest version.
+    /// Returns the newest version.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Whether `version` was given out since the core was made.
+    /// Whether `version` has been given out since the core was created.
     pub fn has_used(&self, version: u64) -> bool {
         (self.version_start..=self.version).contains(&version)
     }
 
-    /// A snapshot of the newest rows.
+    /// Takes a snapshot of the newest rows.
     pub fn snapshot(&mut self, now: Duration) -> Snapshot {
         self.given_out = now;
         Snapshot { root: self.root.clone(), version: self.version, taken: now }
     }
 
-    /// Returns what is needed to read at `version`. Undoing the later groups takes time, so the caller does it without making commits wait.
+    /// Returns what is needed to read at `version`. Undoing the later groups takes time, so the caller does that without blocking commits.
     pub fn past(&self, version: u64) -> Result<Past, StoreError> {
         if version > self.version {
             return Err(StoreError::FUTURE_VERSION);
@@ -276,19 +276,19 @@ impl Core {
             return Err(StoreError::TRANSACTION_TOO_OLD);
         }
         let since = self.recent.since(version);
-        // On a cluster, versions advance even without commits, so a version that was not given out lately is too old even if nothing was
+        // On a cluster, versions advance even without commits, so a version that was not given out recently is too old even if nothing was
         // written since. The same holds here.
         let taken = since.given_out.unwrap_or(self.given_out);
         Ok(Past { newest: Snapshot { root: self.root.clone(), version, taken }, since })
     }
 
-    /// The next version, at the time `now`.
+    /// Returns the next version, at the time `now`.
     fn next_version(&self, now: Duration) -> u64 {
         let elapsed_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
         (self.version + 1).max(self.version_start.saturating_add(elapsed_us))
     }
 
-    /// Decides `group` and commits it. The rows are changed in place, because nobody else can use them meanwhile.
+    /// Decides `group` and commits it. The rows are changed in place, because nothing else can use them meanwhile.
     pub fn commit(&mut self, group: Vec<Request>, now: Duration) -> Vec<Outcome> {
         let (version, root) = (self.next_version(now), std::mem::take(&mut self.root));
         let mut staged = Staged::new(root, version, std::mem::take(&mut self.spare));
@@ -299,7 +299,7 @@ impl Core {
         self.publish(staged, now)
     }
 
-    /// Decides one transaction of a group. Fails if the transaction conflicts with an earlier one.
+    /// Decides one transaction of a group. Fails if the transaction is too old, or conflicts with an earlier one.
     fn decide(&mut self, request: &Request, staged: &mut Staged, now: Duration) -> Result<(), StoreError> {
         if request.is_read_only() {
             return Ok(());
@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(outcomes[1], Err(StoreError::NOT_COMMITTED));
     }
 
-    /// Regression: each operation that kept a value copied it, so a transaction of 200 kB took hundreds of megabytes for 5 s.
+    /// Regression: each operation that kept a value copied it, so a transaction of 200 kB took hundreds of MB for 5 s.
     #[test]
     fn operations_that_keep_a_large_value_copy_nothing() {
         let mut core = Core::new(Rows::default(), 0);
@@ -488,8 +488,8 @@ mod tests {
         assert!(core.recent.len() < filled + 100, "it has noted {} bytes", core.recent.len() - filled);
     }
 
-    /// Regression: a clear of few rows copied them, however much its transaction had already copied. So many clears of a few large rows
-    /// each copied the whole store, for 5 s.
+    /// Regression: a clear of few rows copied them, however much its transaction had already copied. Many such clears of large rows could
+    /// thus copy the whole store, and keep the copy for 5 s.
     #[test]
     fn many_small_clears_share_what_they_clear() {
         let mut core = Core::new(Rows::default(), 0);

@@ -26,14 +26,14 @@ use crate::{
 pub(in crate::store) struct Engine {
     core: Arc<Mutex<Core>>,
     env: Env,
-    /// When the engine was made, on the clock of `env`.
+    /// When the engine was created, on the clock of `env`.
     started: Duration,
     committing: Committing,
     /// The error after which the store takes no more writes.
     failed: Arc<Failed>,
-    /// The versions that the store had used before it was opened.
+    /// The versions that the store used before it was opened.
     history: History,
-    /// The names under which the store was used since it was opened.
+    /// The names under which the store has been used since it was opened.
     used: Mutex<HashSet<Vec<u8>>>,
     holding: Mutex<Holding>,
 }
@@ -63,7 +63,7 @@ enum Committing {
     Thread(Committer),
     /// No commit is possible, because the store was opened for reading.
     Nobody,
-    /// Each caller commits its own transaction to a folder: a simulation has no threads.
+    /// Each caller commits its own transaction to a folder, because a simulation has no threads.
     Turns(Box<Mutex<Worker>>),
 }
 
@@ -74,19 +74,19 @@ pub(super) enum Commit {
     Waiting(BoxFuture<'static, Outcome>),
 }
 
-/// The version to continue from: the wall clock in microseconds, so that versions of earlier openings differ from those of this one.
+/// Returns the version to continue from: the wall clock in microseconds, so that this opening and earlier ones use different versions.
 /// FoundationDB's versions are never zero, and setting zero as a read version is an error.
 fn version_now(env: &Env) -> u64 {
     env.wall_ms().saturating_mul(1_000).max(1)
 }
 
-/// The error for a store that could not be opened because of an error of the operating system.
+/// Returns the error for a store that could not be opened because of an error of the operating system.
 fn failed(path: &Path, error: &std::io::Error) -> Error {
     Error::Open { path: path.to_owned(), cause: OpenCause::from(error), reason: error.to_string() }
 }
 
 impl Engine {
-    /// A store in memory.
+    /// Creates a store in memory.
     pub fn memory(env: Env) -> Self {
         let core = Arc::new(Mutex::new(Core::new(Rows::default(), version_now(&env))));
         Self::new(core, env, History::default(), |_, _| Committing::Caller)
@@ -141,8 +141,8 @@ impl Engine {
         Self { core, env, started, committing, failed, history, used, holding }
     }
 
-    /// Registers a transaction that holds a snapshot taken at `taken`. Transactions that are too old by now must give theirs back, even if
-    /// they are never used again: each may hold a version of all rows.
+    /// Registers a transaction that holds a snapshot taken at `taken`. Makes transactions that are too old by now give theirs back, because
+    /// each may hold a version of all rows, even if it is never used again.
     pub(super) fn holds(&self, taken: Duration, transaction: Weak<dyn Holds>) {
         let now = self.now();
         let mut old = Vec::new();
@@ -163,14 +163,14 @@ impl Engine {
         old.iter().filter_map(Weak::upgrade).for_each(|transaction| transaction.give_back());
     }
 
-    /// Time since the engine was made.
+    /// Returns the time since the engine was created.
     pub fn now(&self) -> Duration {
         self.env.now().saturating_sub(self.started)
     }
 
     /// Forgets the watches on `key` that were dropped.
     pub(super) fn disarm(&self, key: &[u8]) {
-        // After a panic no watch is armed, and a drop must not panic.
+        // After a panic no watch can fire any longer, and a drop must not panic.
         if let Ok(mut core) = self.core.lock() {
             core.watches.disarm(key);
         }
@@ -202,9 +202,9 @@ impl Engine {
         Commit::Done(outcomes.pop().expect("one request has one outcome"))
     }
 
-    /// Whether `name` was not marked as used since the store was opened. False if this opening does not keep all other processes out.
+    /// Whether `name` was not marked as used since the store was opened. False if other processes may have the store open, too.
     pub fn is_unused(&self, name: &[u8]) -> bool {
-        // A folder is open in one process at a time.
+        // Only one process at a time can have a folder open.
         matches!(self.committing, Committing::Thread(_) | Committing::Turns(_))
             && !self.used.lock().expect("no holder panics").contains(name)
     }
@@ -219,7 +219,7 @@ impl Engine {
         self.history.contains(version) || self.core().has_used(version)
     }
 
-    /// The last version that the store gave out before it was opened.
+    /// Returns the last version that the store gave out before it was opened.
     pub fn last_before_opening(&self) -> Option<u64> {
         self.history.last_before_opening()
     }
@@ -228,7 +228,7 @@ impl Engine {
         &self.failed
     }
 
-    /// The versions that the store had used before it was opened.
+    /// The versions that the store used before it was opened.
     #[cfg(feature = "test-util")]
     pub fn history(&self) -> &History {
         &self.history

@@ -1,9 +1,9 @@
 //! The embedded engine: FoundationDB's semantics in one process.
 //!
 //! All rows are in a persistent ordered map. A reader takes the map as it is, in constant time; a commit makes a new one that shares the
-//! unchanged parts. [`core::Core`] decides commits one at a time. In memory each caller commits its own transaction, under the lock that
-//! also hands out snapshots. With a folder, one thread commits all waiting transactions as a group ([`folder`]), and holds that lock
-//! neither while it writes nor while it syncs.
+//! unchanged parts. [`core::Core`] decides commits one at a time. Without a folder, each caller commits its own transaction, under the lock
+//! that also guards snapshots. With a folder, one thread commits all waiting transactions as a group ([`folder`]), and does not hold that
+//! lock while it writes or syncs.
 
 mod atomic;
 mod committer;

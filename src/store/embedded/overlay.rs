@@ -20,7 +20,7 @@ use crate::{
     store::{AtomicOp, KeyRange, Mutation, Page, RangeRead, Row, key_after},
 };
 
-/// The writes of the transaction to one key.
+/// The transaction's writes to one key.
 #[derive(Debug, Clone)]
 pub(super) enum Own {
     /// The key has this value, whatever is stored.
@@ -63,15 +63,15 @@ impl Ranges {
         (key < &end[..]).then(|| KeyRange { begin: begin.clone(), end: end.clone() })
     }
 
-    /// The ranges that share a key with `range`, in order.
+    /// Returns the ranges that share a key with `range`, in order.
     fn intersecting(&self, range: &KeyRange) -> impl Iterator<Item = KeyRange> {
         let first = self.containing(&range.begin).map_or_else(|| range.begin.clone(), |found| found.begin);
-        // An ordered map panics on inverted bounds; an empty range shares no key.
+        // An ordered map panics on inverted bounds; an empty range shares no key anyway.
         let end = if range.is_empty() { first.clone() } else { range.end.clone() };
         self.0.range(first..end).map(|(begin, end)| KeyRange { begin: begin.clone(), end: end.clone() })
     }
 
-    /// Adds `range`, joined with ranges that it overlaps.
+    /// Adds `range`, joined with the ranges that it overlaps.
     fn insert(&mut self, range: &KeyRange) {
         if range.is_empty() {
             return;
@@ -85,7 +85,7 @@ impl Ranges {
         self.0.insert(joined.begin, joined.end);
     }
 
-    /// Removes `range`, cutting ranges that it overlaps.
+    /// Removes `range`, cutting the ranges that it overlaps.
     fn remove(&mut self, range: &KeyRange) {
         for old in self.intersecting(range).collect::<Vec<_>>() {
             self.0.remove(&old.begin);
@@ -112,7 +112,7 @@ pub(super) struct Overlay {
 
 impl Overlay {
     /// Adds the next write. Versionstamped operands must be valid. `version` is the read version of the transaction, or 0 if it has none
-    /// yet: the stamp will be greater.
+    /// yet; a pending stamp will be greater.
     pub fn apply(&mut self, mutation: &Mutation, version: u64) {
         match mutation {
             Mutation::Set(key, value) => self.put(key, Own::Independent(Some(value.clone()))),
@@ -121,7 +121,7 @@ impl Overlay {
                 self.clear(&KeyRange { begin: begin.clone(), end: end.clone() });
             }
             Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => {
-                // The transaction no longer knows its own writes there: the stamped key may replace any of them.
+                // The transaction no longer knows its own writes in this range: the stamped key may replace any of them.
                 let range = stamped_key_range(key, version);
                 self.forget(&range);
                 self.cleared.remove(&range);
@@ -175,7 +175,7 @@ impl Overlay {
         }
     }
 
-    /// The writes to `key`, if any.
+    /// Returns the writes to `key`, if any.
     pub fn own(&self, key: &[u8]) -> Option<Own> {
         if self.unreadable.containing(key).is_some() {
             return Some(Own::Unreadable);
@@ -186,12 +186,12 @@ impl Overlay {
         }
     }
 
-    /// The keys in `range` that were written one by one, in order.
+    /// Returns the keys in `range` that were written one by one, in order.
     pub fn keys(&self, range: &KeyRange) -> std::collections::btree_map::Range<'_, Bytes, Own> {
         self.keys.range::<[u8], _>(bounds(range))
     }
 
-    /// The cleared range that contains `key`.
+    /// Returns the cleared range that contains `key`, if any.
     pub fn cleared(&self, key: &[u8]) -> Option<KeyRange> {
         self.cleared.containing(key)
     }
@@ -201,7 +201,7 @@ impl Overlay {
         self.unreadable.intersecting(range).next().is_some()
     }
 
-    /// The parts of `range` whose values do not follow from the transaction alone. A read of the range can conflict only there.
+    /// Returns the parts of `range` whose values do not follow from the transaction alone. A read of the range can conflict only there.
     pub fn unwritten(&self, range: &KeyRange) -> Vec<KeyRange> {
         let independent = self
             .keys(range)
@@ -225,7 +225,7 @@ impl Overlay {
     }
 }
 
-/// The range in which a versionstamped key can be: from the first stamp of `version` to the greatest stamp.
+/// Returns the range in which a versionstamped key can be: from the first stamp of `version` to the greatest stamp.
 fn stamped_key_range(key: &[u8], version: u64) -> KeyRange {
     let begin = atomic::stamped(key, Versionstamp::new(version, 0));
     let last = atomic::stamped(key, Versionstamp([0xff; 10]));
@@ -242,11 +242,11 @@ struct Collector<'a> {
     lens: Vec<(usize, usize)>,
     /// The total bytes of all keys and values.
     len: usize,
-    /// Whether a limit has ended the page.
+    /// Whether a limit ended the page.
     more: bool,
 }
 
-/// The maximum number of bytes in a block with several rows. A caller that keeps one row of a page keeps its whole block.
+/// The maximum number of bytes in a block with several rows. A caller that keeps one row of a page keeps that row's whole block.
 const BLOCK_LEN: usize = 8_192;
 
 impl Collector<'_> {
@@ -277,7 +277,7 @@ impl Collector<'_> {
     }
 }
 
-/// The rows of `read` in `root`, with the transaction's own writes on top. `read` must not be empty.
+/// Reads the rows of `read` in `root`, with the transaction's own writes on top. `read` must not be empty.
 pub(super) fn page(root: &Rows, overlay: Option<&Overlay>, read: &RangeRead) -> Result<Page, StoreError> {
     let mut collector =
         Collector { read, rows: Vec::new(), block: Vec::new(), lens: Vec::new(), len: 0, more: false };
@@ -290,12 +290,12 @@ pub(super) fn page(root: &Rows, overlay: Option<&Overlay>, read: &RangeRead) -> 
     Ok(collector.page())
 }
 
-/// The part of the range that `page` depends on: all of it, or up to the last row if a limit ended the page.
+/// Returns the part of the range that `page` depends on: all of it, or up to the last row if a limit ended the page.
 pub(super) fn covered(read: &RangeRead, page: &Page) -> KeyRange {
     let mut range = read.range.clone();
     if let Some((last, _)) = page.rows.last().filter(|_| page.more) {
         if read.reverse {
-            // A copy, because the range outlives the page.
+            // Copy the key, because the range outlives the page.
             range.begin = Bytes::copy_from_slice(last);
         } else {
             range.end = key_after(last);

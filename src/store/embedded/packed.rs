@@ -1,8 +1,8 @@
 //! [`Packed`]: a few rows in one block of memory, sorted by key.
 //!
-//! The rows of a tree node are looked up, changed and copied together. In one block they take a few lines of the processor's cache, and
-//! copying them copies bytes and counts no references. A search compares the common prefix of all keys once, and then numbers that lie side
-//! by side; it reads the bytes of only a few keys.
+//! The rows of a tree node are looked up, changed and copied together. In one block they take only a few cache lines, and copying them
+//! copies bytes without touching reference counts. A search compares the common prefix of all keys once, and then numbers that lie side by
+//! side; it reads the bytes of only a few keys.
 
 use std::{cmp::Ordering, ops::Range};
 
@@ -21,19 +21,19 @@ struct Slot {
 pub(super) struct Packed {
     /// The places of the rows, in the order of the keys.
     slots: Vec<Slot>,
-    /// The keys and values, in any order. There may be bytes in between that rows no longer use.
+    /// The keys and values, in any order. Some bytes in between may no longer be in use.
     bytes: Vec<u8>,
     /// How many of the bytes are in use.
     used: usize,
-    /// The length of a prefix that all keys share. After rows were removed, the keys may share a longer one.
+    /// The length of a prefix that all keys share. Once rows have been removed, the keys may share a longer one.
     common: usize,
 }
 
-/// The least room that is made for further rows, as a number of rows and a number of bytes.
+/// The minimum room that is added for further rows: a number of rows, and a number of bytes.
 const SLOTS_MORE: usize = 8;
 const BYTES_MORE: usize = 256;
 
-/// A copy has few unused bytes.
+/// Leaves out the unused bytes if there are many of them.
 impl Clone for Packed {
     fn clone(&self) -> Self {
         if self.bytes.len() > self.used + self.used / 4 {
@@ -48,7 +48,7 @@ impl Packed {
         self.slots.len()
     }
 
-    /// The bytes of all keys and values.
+    /// Returns the total length of all keys and values, in bytes.
     pub fn bytes_len(&self) -> usize {
         self.used
     }
@@ -66,12 +66,12 @@ impl Packed {
         &self.bytes[at as usize..][..key_len as usize]
     }
 
-    /// The length of the prefix that all keys are known to share.
+    /// Returns the length of the prefix that all keys are known to share.
     pub fn common_len(&self) -> usize {
         self.common
     }
 
-    /// The index of `key`, or where it would be.
+    /// Returns the index of `key`, or the index at which to insert it.
     pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
         let Some(&first) = self.slots.first() else { return Err(0) };
         let (begin, rest) = key.split_at(self.common.min(key.len()));
@@ -88,7 +88,7 @@ impl Packed {
         among.map(|index| first + index).map_err(|index| first + index)
     }
 
-    /// How many keys are less than `key`.
+    /// Returns how many keys are less than `key`.
     pub fn rank(&self, key: &[u8]) -> usize {
         self.find(key).unwrap_or_else(|index| index)
     }
@@ -104,7 +104,7 @@ impl Packed {
         self.slots.insert(index, slot);
     }
 
-    /// Gives the row at `index` another value.
+    /// Replaces the value of the row at `index`.
     pub fn replace(&mut self, index: usize, value: &[u8]) {
         let Slot { at, value_len, key_len, .. } = self.slots[index];
         let (key_begin, key_end) = (at as usize, at as usize + key_len as usize);
@@ -146,7 +146,7 @@ impl Packed {
         right
     }
 
-    /// A copy of the rows at `indices`, without unused bytes.
+    /// Copies the rows at `indices`, without unused bytes.
     fn part(&self, indices: Range<usize>) -> Self {
         let mut part = Self::default();
         part.extend(self, indices);
@@ -203,7 +203,7 @@ impl Packed {
         }
     }
 
-    /// The index that divides the bytes most evenly, with at least one row on each side.
+    /// Returns the index that divides the bytes most evenly, with at least one row on each side.
     pub fn middle(&self) -> usize {
         let mut before = 0;
         let half = |slot: &Slot| {
@@ -215,24 +215,24 @@ impl Packed {
 }
 
 impl Slot {
-    /// The bytes of the key and the value.
+    /// Returns the total length of the key and the value, in bytes.
     fn len(&self) -> usize {
         self.key_len as usize + self.value_len as usize
     }
 }
 
-/// Converts a place or a length in the block.
+/// Converts a place or a length in the block into its stored type.
 fn offset(bytes: usize) -> u32 {
     u32::try_from(bytes).expect("keys and values have limits far below")
 }
 
-/// The length of the longest common prefix of two keys.
+/// Returns the length of the longest common prefix of two keys.
 pub(super) fn common_len(a: &[u8], b: &[u8]) -> usize {
     let words = a.chunks_exact(8).zip(b.chunks_exact(8)).take_while(|(a, b)| a == b).count() * 8;
     words + a[words..].iter().zip(&b[words..]).take_while(|(a, b)| a == b).count()
 }
 
-/// The first bytes of a key, padded with zeros, as a number that sorts as they do.
+/// Returns the first bytes of a key, padded with zeros, as a number that sorts as they do.
 fn leading(key: &[u8]) -> u64 {
     if let Some(word) = key.first_chunk() {
         return u64::from_be_bytes(*word);
@@ -246,7 +246,7 @@ fn leading(key: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Regression: a shorter value was written into the room of a longer one, and the rest of that room was never freed.
+    /// Regression: a shorter value was written into the space of a longer one, and the rest of that space was never freed.
     #[test]
     fn a_shorter_value_gives_the_memory_of_the_longer_one_back() {
         let mut rows = Packed::default();

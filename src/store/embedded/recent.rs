@@ -2,8 +2,8 @@
 //!
 //! The resolver asks one question: was this key or range written after that version? Readers of an earlier version ask what the later
 //! groups replaced. The writes of the groups are in *blocks* of a few thousand writes, in the order of the versions. The last block is
-//! open: a commit adds its writes at the end, and a young transaction, as most are, is compared with the last few of them one by one. A
-//! full block is sorted once, for older transactions: at once if any transaction was compared with it while it was open, otherwise for the
+//! open: a commit adds its writes at the end, and a young transaction, as most are, is compared one by one with only the last few. A full
+//! block is sorted once, for older transactions: immediately if any transaction was compared with it while it was open, otherwise for the
 //! first one that has many reads. A block is dropped as a whole.
 //!
 //! Cleared ranges and explicit write conflicts are in [`WrittenRanges`](super::conflicts::WrittenRanges).
@@ -13,13 +13,13 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use super::{conflicts::ReadConflict, rows::Rows, undo::Undo};
 use crate::store::TRANSACTION_LIFETIME;
 
-/// The maximum number of bytes of writes in a block of several groups. Small in tests, so that blocks become full.
+/// The maximum number of bytes of writes in a block of several groups. Small in tests, so that blocks fill up.
 const BLOCK_LEN_MAX: usize = if cfg!(test) { 2_048 } else { 1 << 17 };
 
 #[derive(Debug)]
 struct Group {
     version: u64,
-    /// When it was published.
+    /// When the group was published.
     at: Duration,
     /// When the previous version was last given out.
     given_out_before: Duration,
@@ -27,7 +27,7 @@ struct Group {
     begin: usize,
 }
 
-/// What some groups wrote, one after another.
+/// The writes of consecutive groups.
 #[derive(Debug, Default, Clone)]
 struct Block {
     undo: Undo,
@@ -39,7 +39,7 @@ struct Block {
 /// The groups of the last [`TRANSACTION_LIFETIME`].
 #[derive(Debug, Default)]
 pub(super) struct Recent {
-    /// Oldest first.
+    /// The groups, oldest first.
     groups: VecDeque<Group>,
     /// Full blocks, oldest first.
     full: VecDeque<Arc<Block>>,
@@ -66,7 +66,7 @@ impl Since {
 }
 
 impl Recent {
-    /// Adds a group, the newest, and leaves `undo` empty.
+    /// Adds the newest group, whose writes are in `undo`, and leaves `undo` empty.
     pub fn push(&mut self, version: u64, (at, given_out_before): (Duration, Duration), undo: &mut Undo) {
         let has_own_block = undo.is_shared() || undo.len() > BLOCK_LEN_MAX;
         if has_own_block || self.open.undo.len() + undo.len() > BLOCK_LEN_MAX {
@@ -97,17 +97,17 @@ impl Recent {
         }
     }
 
-    /// The first group after `version`.
+    /// Returns the first group after `version`.
     fn first_after(groups: &VecDeque<Group>, version: u64) -> Option<&Group> {
         groups.get(groups.partition_point(|group| group.version <= version))
     }
 
-    /// Where in `block` the writes after `version` begin. `first` is the first group after `version`.
+    /// Returns where in `block` the writes after `version` begin. `first` is the first group after `version`.
     fn begin_in(block: &Block, version: u64, first: &Group) -> usize {
         if block.oldest > version { 0 } else { first.begin }
     }
 
-    /// Gets ready for a commit that compares `reads` keys and ranges with what was written after `version`.
+    /// Prepares for a commit that compares `reads` keys and ranges with what was written after `version`.
     pub fn prepare(&mut self, version: u64, reads: usize) {
         self.is_compared |= reads > 0;
         let Some(first) = Self::first_after(&self.groups, version) else { return };
@@ -150,7 +150,7 @@ impl Recent {
         Since { blocks: blocks.collect(), given_out: Some(first.given_out_before) }
     }
 
-    /// Drops the groups that at the time `now` are too old for any transaction to conflict with them, or to read a version before them.
+    /// Drops the groups that, at the time `now`, are too old for any transaction to conflict with them, or to read a version before them.
     /// Returns the version of the newest group that was dropped.
     pub fn forget(&mut self, now: Duration) -> Option<u64> {
         let mut forgotten = None;
@@ -169,7 +169,7 @@ impl Recent {
         forgotten
     }
 
-    /// How many bytes the writes take.
+    /// Returns how many bytes the writes take.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.full.iter().map(|block| block.undo.len()).sum::<usize>() + self.open.undo.len()

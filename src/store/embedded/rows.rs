@@ -1,11 +1,11 @@
 //! [`Rows`]: a persistent ordered map, in which the engine keeps all rows.
 //!
-//! A clone takes constant time and shares everything. A change copies the shared nodes on its path, and changes the other nodes in place.
+//! A clone takes constant time and shares everything. A change copies the shared nodes on its path, and changes unshared nodes in place.
 //! The map is a B+ tree: leaves hold the rows, branches hold separators and children, and the rows of a node are [`Packed`] into one block.
 //!
-//! The store has a tree of its own because of what a change costs while somebody reads: the fold of a large store changes single rows that
-//! are far apart, each in a different leaf, and nearly every leaf is shared with a snapshot. If rows were allocations with reference
-//! counts, the copy of a leaf would touch every one of them, and none would be in the processor's cache.
+//! The store has its own tree because of what a change costs while a reader holds a snapshot: the fold of a large store changes single rows
+//! that are far apart, each in a different leaf, and nearly every leaf is shared with a snapshot. If every row were an allocation with a
+//! reference count, copying a leaf would touch all of them, and none would be in the processor's cache.
 //!
 //! # Invariants
 //!
@@ -13,7 +13,7 @@
 //! 2. All leaves have the same depth. None is empty, except for the root.
 //! 3. A leaf has at most [`LEAF_ROWS_MAX`] rows, and at most [`leaf_len_max`] bytes unless one of its rows is large.
 //! 4. A node that becomes less than half full is joined with a neighbour if the two together fill at most three quarters of a node, so that
-//!    the remains of many rows take few nodes.
+//!    a few remaining rows do not take many nodes.
 
 use std::{fmt, mem, sync::Arc};
 
@@ -35,12 +35,12 @@ const SEPARATED_LEN_MIN: usize = 8;
 /// The maximum number of children of a branch.
 const CHILDREN_MAX: usize = 32;
 
-/// The maximum number of bytes in a leaf whose keys all begin with the same `common` bytes.
+/// Returns the maximum number of bytes in a leaf whose keys all begin with the same `common` bytes.
 fn leaf_len_max(common: usize) -> usize {
     LEAF_LEN_MAX.max(SEPARATED_LEN_MIN * common)
 }
 
-/// Whether a node of the size `len` should be joined with a neighbour.
+/// Whether a node of size `len` should be joined with a neighbour.
 fn is_small(len: usize, max: usize) -> bool {
     len < max / 2
 }
@@ -76,12 +76,12 @@ enum Changed {
     Fits,
     /// The node became smaller, and may be empty.
     Shrunk,
-    /// The node became too large and was split: its right half, and the separator before that half.
+    /// The node became too large and was split. These are its right half and the separator before that.
     Split { separator: Vec<u8>, right: Node },
 }
 
 impl Rows {
-    /// The value at `key`.
+    /// Returns the value at `key`.
     pub fn get(&self, key: &[u8]) -> Option<&[u8]> {
         let mut node = &self.root;
         loop {
@@ -123,12 +123,12 @@ impl Rows {
         }
     }
 
-    /// All rows.
+    /// Iterates over all rows.
     pub fn iter(&self) -> Range<'_> {
         self.seek(&[], None, false)
     }
 
-    /// The rows of `range`, in reverse order if `is_reverse`.
+    /// Iterates over the rows of `range`, in reverse order if `is_reverse`.
     pub fn range(&self, range: &KeyRange, is_reverse: bool) -> Range<'_> {
         let (from, until) = if is_reverse { (&range.end, &range.begin) } else { (&range.begin, &range.end) };
         self.seek(from, Some(until.clone()), is_reverse)
@@ -290,11 +290,11 @@ impl Node {
     }
 }
 
-/// Splits a leaf, whose row at `index` was just written. If that row is the last one, more rows will follow it, so only it is split off.
+/// Splits a leaf, whose row at `index` was just written. If it is the last row, more rows are likely to follow, so only it is split off.
 fn split(rows: &mut Packed, index: usize) -> Changed {
     let last = rows.len() - 1;
     let right = rows.split_off(if index == last { last } else { rows.middle() });
-    // The shortest key that tells the two apart.
+    // The shortest key that separates the two leaves.
     let (left, first) = (rows.key(rows.len() - 1), right.key(0));
     let common = common_len(left, first);
     Changed::Split { separator: first[..=common].to_vec(), right: Node::Leaf(Arc::new(right)) }
@@ -345,8 +345,8 @@ impl Branch {
 
 /// Iterates over the rows of a range, in one direction.
 pub(in crate::store) struct Range<'a> {
-    /// Where the iteration ends: at the first key of the range in reverse order, otherwise at the key after its last; `None` if all rows
-    /// are read.
+    /// Where the iteration ends: in reverse order the first key of the range, otherwise the key after its last one; `None` if all rows are
+    /// read.
     until: Option<Bytes>,
     is_reverse: bool,
     /// The branches on the path to the leaf, each with the index of the child on that path.
@@ -356,7 +356,7 @@ pub(in crate::store) struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
-    /// The next leaf in the direction of the iteration, and the position at its nearer end.
+    /// Moves to the next leaf in the direction of the iteration. Returns it with the position at its nearer end.
     fn turn(&mut self) -> Option<(&'a Packed, usize)> {
         let mut node = loop {
             let (branch, index) = self.path.last_mut()?;
@@ -460,7 +460,7 @@ mod tests {
         KeyRange::new(&b""[..], &b"\xff"[..])
     }
 
-    /// Key number `n`. Some keys are long, so that leaves fill up by bytes instead of by rows.
+    /// Returns key number `n`. Some keys are long, so that some leaves have too many bytes before they have too many rows.
     fn key(n: u16) -> Vec<u8> {
         let mut key = format!("{:05}", n % 700).into_bytes();
         key.resize(5 + usize::from(n % 7) * usize::from(n % 5) * 9, b'x');
@@ -531,7 +531,7 @@ mod tests {
         }
     }
 
-    /// Regression: leaves of a few large rows, and leaves whose values became short, stayed as they were forever.
+    /// Regression: leaves with a few large rows, and leaves whose values became short, were never joined.
     #[test]
     fn rows_that_become_short_are_joined() {
         let number = |n: u32| n.to_be_bytes();
@@ -547,7 +547,7 @@ mod tests {
         assert!(before >= 1_000 && after < 300, "{before} leaves became {after}");
     }
 
-    /// Regression: each row with a key of 10 kB had a leaf of its own, and so a separator as long as the key.
+    /// Regression: each row with a key of 10 kB had a leaf of its own, and therefore a separator as long as the key.
     #[test]
     fn separators_are_short_beside_the_keys_that_they_separate() {
         let key = |n: u32| [&[7; 5_000][..], &n.to_be_bytes()].concat();

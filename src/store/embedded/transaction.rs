@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// The overhead of a mutation or conflict range in the size of a transaction.
+/// The bytes that a mutation or conflict range adds to the size of a transaction, besides its keys and values.
 const ENTRY_OVERHEAD: usize = 32;
 
 /// The smallest size limit that can be set, in bytes, as in FoundationDB's client.
@@ -73,9 +73,9 @@ struct State {
     bad: Option<StoreError>,
     /// The error of the first failed read, which makes the commit fail.
     failed_read: Option<StoreError>,
-    /// Whether the transaction became too old, so that its snapshot was given back.
+    /// Whether the transaction became too old, so that it gave back its snapshot.
     is_expired: bool,
-    /// When the transaction was made or reset, on the clock of the engine.
+    /// When the transaction was created or reset, on the clock of the engine.
     made: Duration,
     /// Raised whenever the transaction is reset or begins another attempt.
     generation: u64,
@@ -93,7 +93,7 @@ struct Options {
 }
 
 impl EmbeddedTransaction {
-    /// A new transaction.
+    /// Begins a transaction.
     pub fn new(engine: Arc<Engine>) -> Self {
         let state = State { made: engine.now(), ..State::default() };
         Self { engine, state: Arc::new(Mutex::new(state)) }
@@ -129,7 +129,7 @@ impl EmbeddedTransaction {
 }
 
 impl State {
-    /// Fails if the transaction was cancelled or its commit has begun, if it has an invalid write, or if it is over its time limit.
+    /// Fails if the transaction was cancelled or its commit has begun, if it has an invalid write, or if it is past its time limit.
     fn check_usable(&self, engine: &Engine) -> Result<(), StoreError> {
         self.check_open()?;
         if self.is_timed_out(engine) { Err(StoreError::TRANSACTION_TIMED_OUT) } else { Ok(()) }
@@ -176,7 +176,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives back what only reads and commits of writes need, being too old for both. The writes stay, so that the commit fails.
+    /// Frees what only reads and commits need, because the transaction is too old for both. The writes stay, so that the commit fails.
     fn give_back(&mut self) {
         self.is_expired = true;
         self.snapshot = None;
@@ -288,7 +288,7 @@ impl State {
     fn begin_commit(&mut self, engine: &Engine) -> Result<Request, StoreError> {
         self.check_usable(engine)?;
         self.phase = Phase::Committing;
-        // A read version that the caller set applies to a blind write, too, and declared reads need a version to be compared with.
+        // A read version that the caller set applies to a blind write, too, and declared reads have to be compared with some version.
         let needs_version = self.version.is_some() || self.is_expired || !self.request.reads.is_empty();
         let in_time =
             if needs_version && !self.request.is_read_only() { self.take_snapshot(engine) } else { Ok(()) };
@@ -296,7 +296,7 @@ impl State {
         request.report.clone_from(&self.options.report);
         request.size = self.size;
         self.snapshot = None;
-        // A transaction that only reads sends nothing, as in FoundationDB.
+        // A transaction that only reads sends nothing, so its size has no limit, as in FoundationDB.
         let is_too_large =
             !request.is_read_only() && self.size > self.options.size_max.unwrap_or(TRANSACTION_LEN_MAX);
         let refused = match (self.failed_read.take(), in_time) {
@@ -312,7 +312,7 @@ impl State {
 
 impl Holds for Mutex<State> {
     fn give_back(&self) {
-        // A transaction that is in use at the moment finds out by itself that it is too old.
+        // A transaction that is in use right now notices by itself that it is too old.
         if let Some(mut state) = self.try_lock() {
             state.give_back();
         }
@@ -473,7 +473,7 @@ impl TransactionBackend for EmbeddedTransaction {
             backoff.await;
             let mut state = self.state();
             if state.generation != generation {
-                // The transaction was reset meanwhile: its later reads and writes belong to another one.
+                // The transaction was reset meanwhile: its current reads and writes belong to a new one.
                 return Ok(());
             }
             if state.phase == Phase::Cancelled {
@@ -505,7 +505,7 @@ impl Drop for Armed {
     }
 }
 
-/// Converts the outcome into the form that the seam reports.
+/// Converts an outcome into the result that the seam expects.
 fn finished(outcome: Outcome) -> Result<Option<Versionstamp>> {
     Ok(outcome?)
 }
@@ -567,7 +567,7 @@ fn check_mutation(mutation: &Mutation) -> Result<bool, StoreError> {
     }
 }
 
-/// The size of a mutation and its write conflict.
+/// Returns the size of a mutation and its write conflict.
 fn mutation_len(mutation: &Mutation) -> usize {
     2 * ENTRY_OVERHEAD
         + match mutation {
@@ -593,7 +593,7 @@ mod tests {
         Arc::new(Engine::memory(Env::system()))
     }
 
-    /// Bug: 60 transactions that were no longer used held 315 MB, each a version of all rows. Fix: if too old, they lose it.
+    /// Regression: 60 transactions that were no longer used held 315 MB, because each kept a version of all rows even when it was too old.
     #[tokio::test(start_paused = true)]
     async fn a_dead_transaction_holds_no_rows() {
         let engine = memory();
@@ -613,8 +613,8 @@ mod tests {
         assert!(other.state().snapshot.is_some());
     }
 
-    /// Bug: 9,000 dropped watches held 864 MB, because each held the value that it had seen. Fix: a watch holds a hash, and gives even that
-    /// back when it is dropped.
+    /// Regression: 9,000 dropped watches held 864 MB, because each held the value that it had seen. Now a watch holds a hash, and frees
+    /// even that when it is dropped.
     #[tokio::test]
     async fn a_dropped_watch_holds_nothing() {
         let engine = memory();

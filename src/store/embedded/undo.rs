@@ -1,40 +1,40 @@
-//! [`Undo`]: what commits wrote, and what was there before, as bytes.
+//! [`Undo`]: the keys that commits wrote, and the values that they had before, as bytes.
 //!
-//! It is kept for as long as a transaction lives, so that earlier versions can be read, and so that a commit can find what was written
+//! An undo is kept for the lifetime of a transaction, so that earlier versions can be read, and so that a commit can find what was written
 //! after the snapshot of its transaction. All bytes are in one block, so a write costs no allocation, and replaced values free their memory
-//! at once. If many values are replaced, the undo shares the tree as it was instead of copying more of them.
+//! immediately. If many values are replaced, the undo shares the tree as it was instead of copying more of them.
 
 use super::{conflicts::ReadConflict, rows::Rows};
 use crate::store::KeyRange;
 
-/// The stored lengths for a missing value, and for a value that the write left as it was.
+/// The stored lengths that stand for a missing value, and for a value that the write did not change.
 const MISSING: u32 = u32::MAX;
 const KEPT: u32 = u32::MAX - 1;
 
-/// How many bytes of replaced rows are copied before the tree is shared. Small in tests, so that they reach it.
+/// How many bytes of replaced rows are copied before the tree is shared. Small in tests, so that tests reach it.
 const COPIED_LEN_MAX: usize = if cfg!(test) { 4_096 } else { 1 << 20 };
 
-/// The maximum number of rows of a cleared range that are noted one by one.
+/// A cleared range with at most this many rows is noted row by row.
 const CLEARED_NOTED_MAX: usize = 32;
 
-/// The maximum number of unsorted bytes that a commit is compared with, times its reads; if there are more, they are sorted first.
+/// The maximum of a commit's reads times the unsorted bytes that they are compared with; above that, the notes are sorted first.
 const COMPARED_LEN_MAX: usize = if cfg!(test) { 512 } else { 1 << 17 };
 
-/// How many bytes can be compared in the time that sorting one byte takes, roughly.
+/// Roughly how many bytes can be compared in the time that it takes to sort one byte.
 const SORTING_COST: usize = 8;
 
-/// The maximum number of bytes of memory that are kept for the next group.
+/// The maximum amount of memory that is kept for the next group, in bytes.
 const KEPT_LEN: usize = 65_536;
 
 /// The written keys in the order of the writes, each with the value that it had before.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Undo {
     bytes: Vec<u8>,
-    /// The place after which only keys were noted, and the rows at that moment.
+    /// Once rows are shared: the place after which only keys were noted, and the rows at that moment.
     shared: Option<(usize, Rows)>,
-    /// Cleared ranges of many rows, each with the rows before the clear.
+    /// Cleared ranges with many rows, each with the rows before the clear.
     cleared: Vec<(KeyRange, Rows)>,
-    /// The places of the notes among the first `sorted_len` bytes, in the order of their keys; only the last note of each key.
+    /// The places of the notes among the first `sorted_len` bytes, in the order of their keys; only the last note for each key.
     sorted: Vec<usize>,
     sorted_len: usize,
     /// How many bytes were compared with reads since the notes were last sorted.
@@ -42,7 +42,7 @@ pub(super) struct Undo {
 }
 
 impl Undo {
-    /// How many bytes the notes take.
+    /// Returns how many bytes the notes take.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -52,7 +52,7 @@ impl Undo {
         self.shared.is_none() && self.bytes.len() > COPIED_LEN_MAX
     }
 
-    /// Whether the undo shares the rows of some moment.
+    /// Whether the undo shares the rows as they were at some moment.
     pub fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
@@ -92,17 +92,17 @@ impl Undo {
         self.cleared.push((range.clone(), rows.clone()));
     }
 
-    /// The keys that were written one by one, in the order of the writes.
+    /// Returns the keys that were written one by one, in the order of the writes.
     pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
         self.notes(0, self.bytes.len()).filter(|note| note.value_len != KEPT).map(|note| note.key)
     }
 
-    /// The ranges of many rows that were cleared, each with the rows before the clear.
+    /// Returns the cleared ranges with many rows, each with the rows before the clear.
     pub fn cleared(&self) -> &[(KeyRange, Rows)] {
         &self.cleared
     }
 
-    /// Turns `rows`, as they were after all writes, into the rows before the writes from the place `begin` on.
+    /// Undoes the writes from the place `begin` on in `rows`, which must be the rows after all writes.
     pub fn revert(&self, begin: usize, rows: &mut Rows) {
         let end = match &self.shared {
             Some((end, before)) => {
@@ -117,8 +117,8 @@ impl Undo {
         }
     }
 
-    /// Gets ready for a commit that compares `reads` keys and ranges with what was written from the place `begin` on. Sorts the notes only
-    /// once as much was compared as sorting costs: otherwise a large group with many reads would be sorted again for each of its commits.
+    /// Prepares for a commit that compares `reads` keys and ranges with what was written from the place `begin` on. Sorts the notes only
+    /// once comparing has cost as much as sorting: otherwise a large group with many reads would be sorted again for every commit.
     pub fn prepare(&mut self, begin: usize, reads: usize) {
         self.compared = self.compared.saturating_add(self.unsorted(begin).saturating_mul(reads));
         if self.compared > COMPARED_LEN_MAX.max(self.bytes.len() * SORTING_COST) {
@@ -126,12 +126,12 @@ impl Undo {
         }
     }
 
-    /// How many bytes of notes from the place `begin` on are not sorted.
+    /// Returns how many bytes of notes from the place `begin` on are not sorted.
     fn unsorted(&self, begin: usize) -> usize {
         self.bytes.len().saturating_sub(self.sorted_len.max(begin))
     }
 
-    /// Whether a commit with `reads` keys and ranges would have to compare them with too many unsorted notes, from the place `begin` on.
+    /// Whether a commit with `reads` keys and ranges meets so many unsorted notes from the place `begin` on that they must be sorted first.
     pub fn is_to_be_sorted(&self, begin: usize, reads: usize) -> bool {
         self.unsorted(begin).saturating_mul(reads) > COMPARED_LEN_MAX
     }
@@ -140,7 +140,7 @@ impl Undo {
     pub fn sort(&mut self) {
         let mut sorted = std::mem::take(&mut self.sorted);
         sorted.extend(self.notes(self.sorted_len, self.bytes.len()).map(|note| note.at));
-        // The sort is stable: it leaves the notes of a key in their order.
+        // The sort is stable, so the notes for a key stay in order.
         sorted.sort_by(|&a, &b| self.key(a).cmp(self.key(b)));
         sorted.dedup_by(|later, last| {
             let is_same = self.key(*later) == self.key(*last);
@@ -160,7 +160,7 @@ impl Undo {
             || self.notes(self.sorted_len.max(begin), self.bytes.len()).any(|note| read.contains(note.key))
     }
 
-    /// Does [`Undo::has_written`] among the sorted notes.
+    /// Does the same as [`Undo::has_written`], but only for the sorted notes.
     fn has_sorted(&self, read: &ReadConflict, begin: usize) -> bool {
         if begin >= self.sorted_len {
             return false;
@@ -178,12 +178,12 @@ impl Undo {
         }
     }
 
-    /// Adds the notes of `other`, which has no shared rows.
+    /// Adds the notes of `other`, which must not share rows.
     pub fn append(&mut self, other: &Self) {
         self.bytes.extend_from_slice(&other.bytes);
     }
 
-    /// Ends the notes: frees the memory that they do not need, and sorts them if `sorted` is set.
+    /// Finishes the notes: frees the memory that they do not need, and sorts them if `sorted` is set.
     pub fn seal(&mut self, sorted: bool) {
         self.cleared = Vec::new();
         self.bytes.shrink_to_fit();
@@ -204,12 +204,12 @@ impl Undo {
         self.shared = None;
     }
 
-    /// The key of the note at the place `at`.
+    /// Returns the key of the note at the place `at`.
     fn key(&self, at: usize) -> &[u8] {
         Note::read(&self.bytes, at).key
     }
 
-    /// The notes from the place `begin` up to the place `end`.
+    /// Returns the notes from the place `begin` up to the place `end`.
     fn notes(&self, begin: usize, end: usize) -> impl Iterator<Item = Note<'_>> {
         let mut at = begin;
         std::iter::from_fn(move || {
@@ -222,7 +222,7 @@ impl Undo {
     }
 }
 
-/// A written key.
+/// The note for a written key.
 struct Note<'a> {
     /// The place of the note in `bytes`.
     at: usize,
@@ -231,7 +231,7 @@ struct Note<'a> {
     bytes: &'a [u8],
 }
 
-/// The bytes of the two lengths before a key.
+/// The size of the two lengths before a key, in bytes.
 const LENS_LEN: usize = 2 * size_of::<u32>();
 
 impl<'a> Note<'a> {
@@ -242,7 +242,7 @@ impl<'a> Note<'a> {
         Self { at, key: &behind[..key_len as usize], value_len, bytes }
     }
 
-    /// The value before the write.
+    /// Returns the value before the write.
     fn before(&self) -> Option<&'a [u8]> {
         let begin = self.at + LENS_LEN + self.key.len();
         (self.value_len != MISSING).then(|| &self.bytes[begin..self.end()])

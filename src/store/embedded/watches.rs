@@ -20,11 +20,11 @@ pub(super) struct Pending {
     pub seen: ValueHash,
     /// Completes the watch.
     pub fire: oneshot::Sender<Result<(), StoreError>>,
-    /// The slot of this watch within the client's limit.
+    /// The slot that this watch takes within the client's limit.
     pub _place: WatchPermit,
 }
 
-/// A hash of the value that a watch saw. It takes few bytes, while the values of 10,000 watches may take 1 GB, and a watch is only a hint.
+/// A hash of the value that a watch saw. A hash is enough for a hint, while the values of 10,000 watches could take 1 GB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ValueHash(Option<u64>);
 
@@ -34,7 +34,7 @@ impl ValueHash {
     }
 }
 
-/// A slot within the client's limit of watches, taken until it is dropped.
+/// A slot within the client's limit on watches, taken until it is dropped.
 #[derive(Debug)]
 pub(super) struct WatchPermit {
     /// Shared by all slots, so that the reference count shows how many are taken.
@@ -58,7 +58,7 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    /// Arms `watch`, or fires it at once if the key no longer has the value that the transaction saw.
+    /// Arms `watch`, or fires it immediately if the key no longer has the value that the transaction saw.
     pub fn arm(&mut self, watch: Pending, now: Option<&[u8]>) {
         if watch.seen != ValueHash::of(now) {
             // The receiver may be gone.
@@ -104,7 +104,7 @@ impl Watches {
         }
     }
 
-    /// The keys of `range` with armed watches.
+    /// Returns the keys of `range` that have armed watches.
     pub fn keys(&self, range: &KeyRange) -> Vec<Bytes> {
         self.armed.keys().filter(|key| range.contains(key)).cloned().collect()
     }

@@ -11,10 +11,10 @@ use ::foundationdb::{
 
 use crate::base::error::{Error, Result};
 
-/// The API version of this crate: the oldest that it supports, so that one build runs with every client library since 7.1.
+/// The default API version, and the newest that this crate can use: an old one, so that one build runs with every client library since 7.1.
 pub(super) const API_VERSION: i32 = 710;
 
-/// The oldest API version that the backend can use: since 610 the limits on time and retries outlast a retry, and since 630 conflicting
+/// The oldest API version that the backend can use: since 610 a retry keeps the limits on time and retries, and since 630 conflicting
 /// ranges are reported.
 const API_VERSION_MIN: i32 = 630;
 
@@ -27,7 +27,7 @@ enum Network {
         /// Stops the network thread when it is dropped.
         _guard: NetworkAutoStop,
     },
-    /// The network was stopped, or booting failed; the client library allows no second try.
+    /// The network was stopped, or could not be booted; the client library allows no second attempt.
     Over,
 }
 
@@ -44,11 +44,11 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
         Network::Up { api_version: chosen, .. } => {
             return Err(Error::invalid(
                 "API version",
-                format!("{api_version} was asked for, but this process chose {chosen} before"),
+                format!("{api_version} was requested, but this process already uses {chosen}"),
             ));
         }
         Network::Over => {
-            return Err(Error::invalid("network", "it was stopped, or could not be booted before"));
+            return Err(Error::invalid("network", "it was stopped earlier, or could not be booted"));
         }
         Network::Down => {}
     }
@@ -80,16 +80,16 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
 
 #[expect(unsafe_code, reason = "the client has no safe form of this call")]
 fn start(builder: NetworkBuilder) -> Result<NetworkAutoStop, FdbError> {
-    // SAFETY: the guard must be dropped before the process ends, which is what `stop` is for; its documentation passes the
-    // duty on to the code that ends the process.
+    // SAFETY: the guard must be dropped before the process ends, which is what `stop` is for; its documentation passes this duty on to the
+    // code that ends the process.
     unsafe { builder.boot() }
 }
 
-/// Stops the network thread and waits for it. Current and later operations on a cluster wait forever, and the network cannot be booted
-/// again.
+/// Stops the network thread and waits for it to end. Current and later operations on a cluster wait forever, and the network cannot be
+/// booted again.
 ///
-/// Call it last in `main`. A process that exits without it may crash on its way out, because the client library tears itself down while its
-/// thread still runs. An exit handler is too late: by then the library has already torn down parts of itself, and stopping crashes.
+/// Call this last in `main`. A process that exits without this call may crash, because the client library tears itself down while its
+/// thread is still running. An exit handler is too late: by then the library has already torn down parts of itself, and stopping crashes.
 pub fn stop() {
     *NETWORK.lock() = Network::Over;
 }

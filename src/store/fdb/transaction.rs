@@ -32,7 +32,7 @@ use crate::{
 const KEYS_END: &[u8] = b"\xff";
 
 pub(super) struct FdbTransaction {
-    /// The connection, to begin a new transaction after one that was lost in its commit.
+    /// The connection, for beginning another client transaction if one was lost during its commit.
     client: Arc<Client>,
     state: Mutex<State>,
 }
@@ -43,14 +43,14 @@ struct State {
     slot: Slot,
     /// Whether the transaction writes anything, so that it will have a versionstamp.
     writes: bool,
-    /// The error for the first invalid operation, which the client library must not see. It makes all later operations fail.
+    /// The error for the first invalid operation, which is kept from the client library. All later operations fail with it.
     bad: Option<StoreError>,
     options: Vec<TransactionOption>,
-    /// Raised whenever the transaction is replaced or cancelled, so that operations that began before do not change the new state.
+    /// Raised whenever the transaction is replaced or cancelled, so that operations that began earlier do not change the new state.
     generation: u64,
-    /// When the transaction was made or reset. The time limit counts from here.
+    /// When the transaction was created or reset. The time limit starts then.
     made: Instant,
-    /// When the client's transaction was made or reset. The client's time limit counts from here.
+    /// When the client's transaction was created or reset. The client's time limit starts then.
     made_by_client: Instant,
 }
 
@@ -61,11 +61,11 @@ enum Slot {
     /// Its commit is under way, or was dropped.
     Committing,
     Committed(TransactionCommitted),
-    /// Its commit failed. Shared with readers of the conflicting ranges.
+    /// Its commit failed. The error is shared with readers of the conflicting ranges.
     Failed(Arc<TransactionCommitError>),
-    /// It was cancelled; the client's transaction too, unless it was busy with a commit or a back-off.
+    /// It was cancelled; so was the client's transaction, unless that was busy with a commit or a back-off.
     Cancelled(Option<TransactionCancelled>),
-    /// It could not be made.
+    /// It could not be created.
     Unmade(StoreError),
 }
 
@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    /// Sets an option. An invalid one makes all later operations fail.
+    /// Sets an option. An invalid option makes all later operations fail.
     fn set_option(&mut self, option: TransactionOption) {
         let Ok(transaction) = self.open() else { return };
         let later = self.made_by_client.duration_since(self.made);
@@ -114,7 +114,7 @@ impl State {
         let made_by_client = if is_kept_by_client { self.made_by_client } else { now };
         *self = Self { generation: self.generation + 1, made: self.made, made_by_client, ..Self::new(slot) };
         for option in options {
-            // Of the options, the client keeps only the time limit, which counts across its attempts.
+            // The client itself keeps only one option, the time limit, which spans its attempts.
             if is_kept_by_client && matches!(option, TransactionOption::Timeout(_)) {
                 self.options.push(option);
             } else {
@@ -132,20 +132,20 @@ impl State {
         timeout.is_some_and(|timeout| self.made.elapsed() > timeout)
     }
 
-    /// Keeps the error with which all later operations fail.
+    /// Makes all later operations fail with `error`, unless they already fail with an earlier one.
     fn refuse(&mut self, error: StoreError) {
         self.bad.get_or_insert(error);
     }
 }
 
 impl FdbTransaction {
-    /// A new transaction of `client`.
+    /// Creates a transaction of `client`.
     pub fn new(client: Arc<Client>) -> Self {
         let state = Mutex::new(State::new(unused(&client)));
         Self { client, state }
     }
 
-    /// Stores the result of the commit of `generation`, unless the transaction was reset or cancelled meanwhile.
+    /// Stores `slot`, the result of the commit that began in `generation`, unless the transaction was reset or cancelled meanwhile.
     fn finish(&self, generation: u64, slot: Slot) {
         let mut state = self.state();
         if state.generation == generation {
@@ -173,7 +173,7 @@ impl FdbTransaction {
         }
     }
 
-    /// Fails with `error`, or with an earlier error, which only the client may know.
+    /// Fails with `error`, or with an earlier error, which perhaps only the client knows.
     fn fail<T>(&self, error: StoreError) -> Answer<'_, T> {
         let state = self.state();
         let error = state.open().err().unwrap_or(error);
@@ -202,7 +202,7 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
-        // From there on the client would return some of its own keys.
+        // From this key on, the client would return some of its own keys.
         if key >= KEYS_END {
             return self.fail(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
         }
@@ -222,7 +222,7 @@ impl TransactionBackend for FdbTransaction {
             let nothing = KeyRange { begin: place.clone(), end: place };
             return self.part(&RangeRead { limit: 1, range: nothing, ..read.clone() }, isolation);
         }
-        // To the client a target of zero bytes means no target.
+        // The client treats a target of zero bytes as no target.
         let (limit, read_len) = (read.limit, read.target_bytes.max(1));
         let mut rest = read.clone().target_bytes(read_len);
         Answer::Waiting(Box::pin(async move {
@@ -249,7 +249,7 @@ impl TransactionBackend for FdbTransaction {
         match &mutation {
             Mutation::Set(key, value) => transaction.set(key, value),
             Mutation::Clear(key) => transaction.clear(key),
-            // To the C API an inverted range is a bug of the binding, and it aborts the process.
+            // The C API treats an inverted range as a bug in the binding, and aborts the process.
             Mutation::ClearRange(begin, end) if begin > end => {
                 return state.refuse(StoreError::INVERTED_RANGE);
             }
@@ -287,7 +287,7 @@ impl TransactionBackend for FdbTransaction {
                     _ => Error::Store(store_error(error)),
                 }))
             }
-            // The client was not shown the invalid operation. It, too, would report the error through the watch.
+            // The invalid operation was kept from the client, which would also have reported the error through the watch.
             Err(error) if matches!(state.slot, Slot::Open(_)) => Watch::new(async { Err(error.into()) }),
             Err(error) => return Err(error.into()).into(),
         };
@@ -322,7 +322,7 @@ impl TransactionBackend for FdbTransaction {
                     let stamp = <[u8; 10]>::try_from(&stamp[..]).expect("the client's stamps have 10 bytes");
                     Ok(Some(Versionstamp(stamp)))
                 }
-                // The writes had no effect: they only cleared an empty range, for example.
+                // The writes had no effect; for example, they only cleared an empty range.
                 Err(error) if error.code() == 2021 => Ok(None),
                 Err(error) => Err(Error::Store(store_error(error))),
             }
@@ -361,7 +361,7 @@ impl TransactionBackend for FdbTransaction {
         let cancelled = match std::mem::replace(&mut state.slot, Slot::Committing) {
             Slot::Open(transaction) => Some(transaction.cancel()),
             Slot::Cancelled(cancelled) => cancelled,
-            // An operation that is under way continues without this transaction.
+            // A commit or back-off that is under way continues, but no longer changes this transaction.
             Slot::Committing | Slot::Committed(_) | Slot::Failed(_) | Slot::Unmade(_) => None,
         };
         let (generation, made) = (state.generation + 1, state.made);
@@ -377,7 +377,7 @@ impl TransactionBackend for FdbTransaction {
             }
             Slot::Committed(committed) => Slot::Open(committed.reset()),
             Slot::Cancelled(Some(cancelled)) => Slot::Open(cancelled.reset()),
-            // An operation that is under way continues without this transaction.
+            // A commit or back-off that is under way continues, but no longer changes this transaction.
             Slot::Committing | Slot::Failed(_) | Slot::Cancelled(None) | Slot::Unmade(_) => {
                 unused(&self.client)
             }
@@ -403,8 +403,8 @@ impl TransactionBackend for FdbTransaction {
                     _ if state.is_timed_out() => return Err(StoreError::TRANSACTION_TIMED_OUT.into()),
                     _ => {}
                 }
-                // The client knows the best pause, because the cluster asks for it. But it can only pace failures that it saw itself, or
-                // those of a body: it cannot if the body committed, or dropped its commit.
+                // The client knows the best pause, because the cluster requests one. But the client can pace only failures that it saw
+                // itself, and failures of a body that did not begin a commit.
                 let paced = match std::mem::replace(&mut state.slot, Slot::Committing) {
                     Slot::Open(transaction) => Some(transaction.on_error(FdbError::from_code(code)).boxed()),
                     Slot::Failed(failed) if failed.code() == code => {
@@ -434,7 +434,7 @@ impl TransactionBackend for FdbTransaction {
             if matches!(state.slot, Slot::Cancelled(_)) {
                 return Err(StoreError::TRANSACTION_CANCELLED.into());
             }
-            // If the transaction was reset meanwhile, it is another one already.
+            // If the transaction was reset meanwhile, it is a new one by now.
             if state.generation == generation {
                 if state.is_timed_out() {
                     return Err(StoreError::TRANSACTION_TIMED_OUT.into());
@@ -481,7 +481,7 @@ impl FdbTransaction {
     }
 }
 
-/// A transaction of `client` that has done nothing yet.
+/// Returns a transaction of `client` that has done nothing yet.
 fn unused(client: &Client) -> Slot {
     match client.create_trx() {
         Ok(transaction) => Slot::Open(transaction),
@@ -489,12 +489,12 @@ fn unused(client: &Client) -> Slot {
     }
 }
 
-/// Converts an option into the client's form, if it has one. The client's transaction was made `later` than ours.
+/// Converts an option into the client's form, if it has one. The client's transaction was created this much `later` than ours.
 fn client_option(option: &TransactionOption, later: Duration) -> Option<ClientOption> {
     let number = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     Some(match *option {
         TransactionOption::Timeout(timeout) => {
-            // To the client zero means no limit.
+            // The client treats zero as no limit.
             let left = timeout.saturating_sub(later).as_millis().max(1);
             ClientOption::Timeout(i32::try_from(left).unwrap_or(i32::MAX))
         }
@@ -507,7 +507,7 @@ fn client_option(option: &TransactionOption, later: Duration) -> Option<ClientOp
     })
 }
 
-/// The client's type for an operation.
+/// Returns the client's type for `op`.
 fn mutation_type(op: AtomicOp) -> MutationType {
     match op {
         AtomicOp::Add => MutationType::Add,

@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// An open store on the disk of a test.
+/// An open store on a disk that a test provides.
 pub struct DiskStore {
     /// The store.
     pub database: Store,
@@ -21,13 +21,13 @@ pub struct DiskStore {
 }
 
 impl DiskStore {
-    /// The version of the newest commit that was recovered from the opening that used `version`; `None` if the folder remembers no such
+    /// Returns the version of the newest recovered commit of the opening that used `version`; `None` if the folder remembers no such
     /// opening.
     pub fn recovered(&self, version: u64) -> Option<u64> {
         self.engine.history().end_of(version)
     }
 
-    /// Cleanly closes a folder that has no threads. No commit succeeds afterwards.
+    /// Cleanly closes the folder, if the store was opened without threads. No commit succeeds afterwards.
     pub fn close(&self) {
         self.engine.close();
     }
@@ -39,19 +39,19 @@ impl fmt::Debug for DiskStore {
     }
 }
 
-/// The path by which errors name the folder.
+/// The path that errors show for the folder.
 const PATH: &str = "simulated";
 
 /// Opens the store in the folder behind `files`, for a process with this `env`.
 ///
-/// Fails as [`Store::open_dir`] does.
+/// Fails in the same cases as [`Store::open_dir`].
 pub fn open_on(files: Arc<dyn Files>, env: Env, tuning: FolderTuning) -> Result<DiskStore> {
     let engine = Arc::new(Engine::open_on(files, Path::new(PATH), env.clone(), tuning)?);
     let backend = Arc::new(Embedded::new(Arc::clone(&engine)));
     Ok(DiskStore { database: Store::new(backend, env), engine })
 }
 
-/// Looks for damage in the folder behind `files`, as [`Store::check_dir`] does.
+/// Checks the folder behind `files` for damage, as [`Store::check_dir`] does.
 pub fn check_on(files: &dyn Files) -> Result<FolderReport> {
     Ok(inspect(files, Path::new(PATH))?.report)
 }

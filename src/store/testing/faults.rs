@@ -31,11 +31,11 @@ use crate::{
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum CommitFault {
-    /// The commit fails and changes nothing: 1020, 1007, or 1021 for a commit that did not happen.
+    /// The commit fails and changes nothing, as with 1020, 1007, or a 1021 whose commit did not happen.
     Before(StoreError),
-    /// The commit happens, and then fails: 1021 for a commit that did happen.
+    /// The commit happens, and then fails, as with a 1021 whose commit did happen.
     After(StoreError),
-    /// The commit fails, but happens later, at [`Faults::commit_late`]: 1031.
+    /// The commit fails, but happens later, at [`Faults::commit_late`], as with 1031.
     Late(StoreError),
     /// The commit waits at the gate, and then happens.
     Hold(Gate),
@@ -45,7 +45,7 @@ pub enum CommitFault {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WatchFault {
-    /// The watch is not set: 1032.
+    /// The watch is not set, as with 1032.
     Refuse(StoreError),
     /// The watch never fires.
     Drop,
@@ -57,7 +57,7 @@ pub enum WatchFault {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationCounts {
-    /// Attempts at transactions in which anything was done, even if only a commit.
+    /// Attempts at transactions that did at least one operation, even if that was only a commit.
     pub transactions: u64,
     /// Reads of keys, ranges and read versions, and watches.
     pub reads: u64,
@@ -67,7 +67,7 @@ pub struct OperationCounts {
     pub commits: u64,
     /// Commits with writes.
     pub write_commits: u64,
-    /// Bytes of reads: requested keys, bounds of ranges, and returned values.
+    /// Bytes of reads: requested keys, bounds of ranges, and returned rows or values.
     pub read_bytes: u64,
     /// Bytes of the keys and values of writes.
     pub written_bytes: u64,
@@ -76,7 +76,7 @@ pub struct OperationCounts {
 impl std::ops::Sub for OperationCounts {
     type Output = Self;
 
-    /// The operations since `before`.
+    /// Returns the counts of the operations since `before`.
     fn sub(self, before: Self) -> Self {
         Self {
             transactions: self.transactions - before.transactions,
@@ -90,13 +90,13 @@ impl std::ops::Sub for OperationCounts {
     }
 }
 
-/// A plan, called at each operation.
+/// A plan, which is called for each operation.
 type Plan<O, F> = Box<dyn FnMut(&O) -> Option<F> + Send>;
 
-/// A store around another one that fails when the plan of a test tells it to. Clones share the plan.
+/// Wraps a store, and makes it fail when the plan of a test says so. Clones share the plan.
 ///
-/// Nothing fails until a plan is made. A scripted fault takes precedence over the plan for commits. Plans are called in the middle of an
-/// operation: they must not block, and must not make other plans.
+/// Nothing fails until a plan is set. A scripted fault takes precedence over the plan for commits. Plans are called in the middle of an
+/// operation: they must not block, and must not set other plans.
 #[derive(Clone)]
 pub struct Faults {
     database: Store,
@@ -135,7 +135,7 @@ impl Faults {
         Self { database: wrap(store, &plans), plans }
     }
 
-    /// The store that fails as planned.
+    /// Returns the store that fails as planned.
     pub fn store(&self) -> Store {
         self.database.clone()
     }
@@ -145,7 +145,7 @@ impl Faults {
         self.plans.plan().script.extend(faults);
     }
 
-    /// Disturbs commits as `plan` decides from the operations of each transaction. Replaces the previous plan for commits.
+    /// Injects faults into commits, as `plan` decides from the operations of each transaction. Replaces the previous plan for commits.
     pub fn plan_commits(&self, plan: impl FnMut(&Attempt) -> Option<CommitFault> + Send + 'static) {
         self.plans.plan().commits = Some(Box::new(plan));
     }
@@ -155,12 +155,12 @@ impl Faults {
         self.plans.plan().reads = Some(Box::new(plan));
     }
 
-    /// Makes each read take `time`. Reads that a transaction makes concurrently are delayed together.
+    /// Makes each read take `time`. Concurrent reads of a transaction are delayed together.
     pub fn delay_reads(&self, time: Duration) {
         self.plans.plan().delay = Some((self.database.env().clone(), time));
     }
 
-    /// Disturbs watches as `plan` decides from their keys. Replaces the previous plan for watches.
+    /// Injects faults into watches, as `plan` decides from their keys. Replaces the previous plan for watches.
     pub fn plan_watches(&self, plan: impl FnMut(&[u8]) -> Option<WatchFault> + Send + 'static) {
         self.plans.plan().watches = Some(Box::new(plan));
     }
@@ -170,7 +170,7 @@ impl Faults {
         *self.plans.plan() = Planned::default();
     }
 
-    /// How many scripted faults are left.
+    /// Returns how many scripted faults are left.
     pub fn scripted(&self) -> usize {
         self.plans.plan().script.len()
     }
@@ -185,7 +185,7 @@ impl Faults {
         results
     }
 
-    /// The counts so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> OperationCounts {
         let Plans {
             transactions, reads, mutations, commits, write_commits, read_bytes, written_bytes, ..
@@ -298,7 +298,7 @@ impl Interceptor for Plans {
     }
 }
 
-/// Holds commits, so that a test can script how transactions interleave. Clones are handles on the same gate.
+/// Holds commits, so that a test can script how transactions interleave. Clones are handles to the same gate.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -338,7 +338,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Completes when a commit has reached the gate; at once if one already has.
+    /// Completes when a commit has reached the gate; immediately if one already has.
     pub async fn reached(&self) {
         self.until(|state| state.reached > 0).await;
     }

@@ -1,8 +1,8 @@
 //! For tests of layers: [`Faults`] makes a store fail as a plan says, and [`Trace`] records the operations on a store. For tests of the
 //! store itself, [`open_on`] opens it on a disk that the test provides.
 //!
-//! The first two are wrappers. Each gives a [`Store`](super::Store) that is used like any other and keeps its rows in the wrapped one. So a
-//! test can drive a layer through the wrapper and read the result in the wrapped store. Wrappers can be nested.
+//! The first two are wrappers. Each gives a [`Store`](super::Store) that is used like any other and keeps its rows in the wrapped store. So
+//! a test can drive a layer through the wrapper and read the result from the wrapped store. Wrappers can be nested.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {

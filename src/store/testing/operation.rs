@@ -75,7 +75,7 @@ impl Operation {
         matches!(self, Self::ReadVersion | Self::Get { .. } | Self::GetRange { .. } | Self::Watch { .. })
     }
 
-    /// The bytes of the keys and bounds that a read asks for.
+    /// Returns the total length of the keys and bounds that a read asks for, in bytes.
     pub(super) fn requested_bytes(&self) -> usize {
         match self {
             Self::Get { key, .. } => key.len(),
@@ -84,7 +84,7 @@ impl Operation {
         }
     }
 
-    /// The bytes of the keys and values that the operation writes.
+    /// Returns the total length of the keys and values that the operation writes, in bytes.
     pub fn written_bytes(&self) -> usize {
         match self {
             Self::Set { key, value } => key.len() + value.len(),
@@ -123,7 +123,7 @@ impl From<&Mutation> for Operation {
     }
 }
 
-/// One attempt of a transaction: its operations since it was begun or last reset.
+/// One attempt at a transaction: the operations since the transaction began or was last reset.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attempt {
     /// The operations, in order.
@@ -131,17 +131,17 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// The reads of the attempt.
+    /// Returns the reads of the attempt.
     pub fn reads(&self) -> impl Iterator<Item = &Operation> {
         self.operations.iter().filter(|op| op.is_read())
     }
 
-    /// The writes of the attempt.
+    /// Returns the writes of the attempt.
     pub fn mutations(&self) -> impl Iterator<Item = &Operation> {
         self.operations.iter().filter(|op| op.is_mutation())
     }
 
-    /// The operations that can make the attempt conflict with others.
+    /// Returns the operations that can make the attempt conflict with others.
     pub fn read_conflicts(&self) -> impl Iterator<Item = &Operation> {
         self.operations.iter().filter(|op| op.is_read_conflict())
     }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::store::Store;
 
-/// A store around another one that records its operations. Clones share the record.
+/// Wraps a store, and records the operations on it. Clones share the record.
 #[derive(Clone)]
 pub struct Trace {
     database: Store,
@@ -28,13 +28,13 @@ impl Trace {
         Self { database: wrap(store, &record), record }
     }
 
-    /// The store whose operations are recorded.
+    /// Returns the store whose operations are recorded.
     pub fn store(&self) -> Store {
         self.database.clone()
     }
 
-    /// Takes the operations since the last call: the attempts of transactions, in the order in which they began.
-    /// Attempts without operations are left out.
+    /// Takes the operations since the last call, by attempt, in the order in which the attempts began. Attempts without operations are left
+    /// out.
     pub fn take(&self) -> Vec<Attempt> {
         std::mem::take(&mut *self.record.attempts()).into_values().collect()
     }

@@ -36,13 +36,13 @@ pub type Stamp = Result<Option<Versionstamp>>;
 
 /// Stands between a transaction and its store. By default it changes nothing.
 pub trait Interceptor: Send + Sync + 'static {
-    /// Called when an attempt does its first operation.
+    /// Called when an attempt performs its first operation.
     fn begins(&self) {}
 
-    /// Called when attempt number `attempt` does `operation`.
+    /// Called when attempt number `attempt` performs `operation`.
     fn sees(&self, _attempt: u64, _operation: &Operation) {}
 
-    /// Returns a future that completes when the read `operation` may happen, and whose error becomes that of the read.
+    /// Returns a future that completes when the read `operation` may happen, and whose error makes the read fail.
     fn before_read(
         &self,
         _operation: &Operation,
@@ -69,9 +69,9 @@ pub trait Interceptor: Send + Sync + 'static {
     }
 }
 
-/// A commit that an interceptor decides about.
+/// A commit whose fate an interceptor decides.
 pub struct Commit<'a> {
-    /// What is committed.
+    /// The attempt to be committed.
     pub attempt: &'a Attempt,
     inner: Inner,
     /// The wrapped store.
@@ -88,7 +88,7 @@ impl Commit<'_> {
     }
 
     /// Keeps the wrapped transaction, to commit it later. With `is_detached`, the wrapper continues with another transaction, so that its
-    /// caller can begin again before that commit.
+    /// caller can begin again before the deferred commit.
     pub fn defer(self, is_detached: bool) -> DeferredCommit {
         if is_detached {
             *self.next = Arc::from(self.store.begin());
@@ -97,7 +97,7 @@ impl Commit<'_> {
     }
 }
 
-/// A commit that is still to happen. If it is dropped, it never happens.
+/// A commit that has not happened yet. If it is dropped, it never happens.
 pub struct DeferredCommit(Inner);
 
 impl DeferredCommit {
@@ -111,7 +111,7 @@ impl DeferredCommit {
         self.0.commit().await
     }
 
-    /// The ranges on which the commit conflicted, if the option to report them was set.
+    /// Returns the ranges on which the commit conflicted, if the option to report them was set.
     pub async fn conflicting_ranges(&self) -> Result<Vec<KeyRange>> {
         self.0.conflicting_ranges().await
     }
@@ -195,7 +195,7 @@ impl<I: Interceptor> Backend for Wrapper<I> {
 
 /// A transaction around another one.
 struct WrappedTransaction<I> {
-    /// Begins another transaction when the wrapped one is detached.
+    /// The wrapped store. Begins another transaction when the wrapped one is detached.
     store: Arc<dyn Backend>,
     interceptor: Arc<I>,
     /// The number of the last attempt.
@@ -229,7 +229,7 @@ impl<I: Interceptor> WrappedTransaction<I> {
         state
     }
 
-    /// Records `operation`, and returns the wrapped transaction to do it on.
+    /// Records `operation`, and returns the wrapped transaction on which to do it.
     fn note(&self, operation: Operation) -> Inner {
         let mut state = self.state();
         if state.attempt.operations.is_empty() {
@@ -240,7 +240,7 @@ impl<I: Interceptor> WrappedTransaction<I> {
         Arc::clone(&state.inner)
     }
 
-    /// Records a read, and does it when the interceptor lets it happen.
+    /// Records a read, and performs it when the interceptor lets it happen.
     fn reading<T: Send + 'static>(
         &self,
         operation: Operation,

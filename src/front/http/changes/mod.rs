@@ -73,7 +73,7 @@ async fn one_shard(
     feed(&served, &name, Some(ShardId(shard)), (parts, body)).await
 }
 
-/// Makes the feed that the request asks for.
+/// Creates the feed that the request asks for.
 async fn feed(
     served: &Arc<Served>,
     name: &str,

@@ -1,9 +1,9 @@
-//! [`DocChanges`] reads the changes of a database for a feed. [`Counts`] counts the changes that are still to come.
+//! [`DocChanges`] reads the changes of a database for a feed. [`Counts`] counts the changes after a position.
 //!
 //! Notifications wake a waiting feed. Every edit records an event for its database in the same transaction, so a notification follows, and
 //! the dispatcher of the process makes sure that no feed misses it. So such a feed needs a notifier on some node, as `_db_updates` does. A
 //! few things cause no notification: changes removed without an event, edits of a database that the bus considers replaced, and a shard
-//! that another node has closed. The single poll of the process finds these.
+//! that another node has closed. The process-wide poll finds these.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -56,7 +56,7 @@ pub(super) struct Served {
     pub counts: Counts,
 }
 
-/// Whether the layer keeps each row of a page; empty if it keeps all.
+/// For each row of a page, whether the layer keeps the row; empty if it keeps all.
 type Kept = Vec<bool>;
 
 /// Which documents the feed shows, and how.
@@ -66,7 +66,7 @@ pub(super) struct Shown {
     pub lens: Option<Arc<dyn DocView>>,
 }
 
-/// Begins to read what `query` asks for.
+/// Starts reading what `query` asks for.
 fn load(
     served: &Arc<Served>,
     db: &Db,
@@ -108,7 +108,7 @@ async fn read(
 pub(super) struct DocChanges {
     served: Arc<Served>,
     db: Db,
-    /// The next read.
+    /// The parameters of the next read.
     query: ChangesQuery,
     page_size: PageSize,
     shown: Shown,
@@ -116,17 +116,17 @@ pub(super) struct DocChanges {
     with_docs: bool,
     /// Where a feed in reverse order ends.
     until: Sequence,
-    /// The rows that were read but not yet sent, each with whether the layer keeps it.
+    /// The rows that were read but not yet sent, each with a flag that says whether the layer keeps it.
     rows: VecDeque<(ChangeRow, bool)>,
     /// Whether the feed has read everything.
     is_at_end: bool,
-    /// Where another shard took over.
+    /// The position at which another shard took over.
     resharded_at: Option<Sequence>,
     /// Whether no more rows will come, because the database or the dispatcher is gone.
     is_over: bool,
     /// The position of the client.
     seq: Cursor,
-    /// How many rows the feed has passed.
+    /// How many rows the feed has sent or skipped.
     seen: u64,
     /// What wakes a live feed: the notifications of the database, and the poll for changes that cause none.
     live: Option<(Subscription, Listener)>,
@@ -135,7 +135,7 @@ pub(super) struct DocChanges {
 }
 
 impl DocChanges {
-    /// Makes a feed of the changes after `since` that `query` asks for, in `db` or in one shard of it. Fails if a read from there fails.
+    /// Creates a feed of the changes after `since` that `query` asks for, in `db` or one of its shards. Fails if a read from `since` fails.
     pub async fn begin(
         served: &Arc<Served>,
         db: Db,
@@ -167,7 +167,7 @@ impl DocChanges {
             shard,
         };
         check(served, &db, shard, since).await?;
-        // The read is only begun, so that the headers are sent at once, however long the first page takes.
+        // The read is only started here, so that the headers are sent at once, however long the first page takes.
         let load = Some(load(served, &db, &query, shown.lens.clone()));
         Ok(Self {
             served: Arc::clone(served),
@@ -188,7 +188,7 @@ impl DocChanges {
         })
     }
 
-    /// Takes the page to send next.
+    /// Makes this page the next one to send.
     fn turn(&mut self, (page, keeps): (ChangesPage, Kept)) {
         let ChangesPage { mut rows, mut next, mut more, mut resharded } = page;
         if self.page_size.cut(&mut rows, size_of_row) {
@@ -247,7 +247,7 @@ impl Source for DocChanges {
             self.load = None;
             match page {
                 Ok(page) => self.turn(page),
-                // The database was deleted, so no more rows come.
+                // The database was deleted, so no more rows will come.
                 Err(Error::NoFeed { .. }) => (self.is_over, self.is_at_end) = (true, true),
                 Err(error) => return Err(error),
             }
@@ -261,7 +261,7 @@ impl Source for DocChanges {
             Some(shard) => heads.may_have_rows(shard, read),
             None => heads.any_may_have_rows(read),
         });
-        // The feed reads the store after each wake-up, and trusts only what it reads. Without a dispatcher no notifications come, so the
+        // The feed reads the store after each wake-up, and trusts only what it reads. Without a dispatcher no notifications arrive, so the
         // feed sends the existing rows and ends, and the client tries again.
         tokio::select! {
             update = updates.next() => self.is_over |= update.is_none(),
@@ -352,7 +352,7 @@ struct Memory {
 ///
 /// The store counts the rows of a database as they are written. So the number of rows after a position is the number of all rows minus the
 /// number before it. A client that reads in pages asks for this number with every page. The counts are remembered until a row is appended,
-/// so that each page costs only its own rows, and not all rows before it.
+/// so that each page costs only its own rows, not all the rows before it.
 #[derive(Debug, Default)]
 pub(super) struct Counts(Mutex<HashMap<Of, Memory>>);
 

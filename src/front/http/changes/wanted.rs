@@ -71,7 +71,7 @@ pub(super) fn wanted(query: &Query, body: &[u8], bodies: &Bodies) -> Result<Want
             })?;
             Ids::new(ids, bodies).map(Wanted::Ids)
         }
-        // A filter of the layer decides about each document later.
+        // The layer's filter, if there is one, decides about each document later.
         None | Some(_) => Ok(Wanted::All),
     }
 }
@@ -124,7 +124,7 @@ mod tests {
         {
             assert_eq!(ids.has(id), is_known, "{id}");
         }
-        // This id does not fit beside those 5, which take one of two permits of 1 KiB.
+        // This id does not fit beside the other 5, which take one of two permits of 1 KiB.
         let long = "x".repeat(1_100);
         assert!(Ids::new(vec![&long], &bodies).is_err());
         drop(ids);

@@ -1,7 +1,7 @@
 //! [`index`]: builds the indexes of databases when they need it.
 //!
 //! CouchDB's `ken` and `fabric2_index` keep pending builds in memory, and lose them with the process. Here the feed is the list of pending
-//! builds: the consumer finishes the newest row of a database only when its indexes are built.
+//! builds: the consumer finishes the newest row of a database only once its indexes are built.
 
 use std::{collections::BTreeSet, ops::Deref, time::Duration};
 
@@ -36,7 +36,7 @@ pub struct IndexBuild {
     /// The indexes to build.
     pub ddocs: IndexDdocs,
     /// Whether the database was created since its last build, as far as the consumer knows: either there is no index yet, or the consumer
-    /// lost its position, and builds again.
+    /// lost its position and builds everything again.
     pub is_fresh: bool,
     /// The run of the consumer that this build is part of.
     pub work: Work<Notification>,
@@ -58,7 +58,7 @@ pub struct Index<H>(H);
 /// Start the consumer with [`ConsumerOptions::index`], and at [`Cursor::BEGINNING`](crate::Cursor::BEGINNING), so that it first builds the
 /// indexes of all databases.
 ///
-/// All nodes that run a member build indexes. The changes to a database are gathered for [`ConsumerOptions::debounce`], and indexed in one
+/// All nodes that run a member build indexes. The changes to a database are collected for [`ConsumerOptions::debounce`], and indexed in one
 /// build. If a database is deleted, its build is cancelled, and [`DbHandler::deleted`] is called.
 ///
 /// ```
@@ -118,7 +118,7 @@ async fn wanted(work: &Work<Notification>, db: &Db) -> Result<(IndexDdocs, bool)
     }
     let context = &work.run.held.context;
     let feed = NotificationFeed::new(context.clone(), context.feed.clone());
-    // The design documents are read after the row, so they include later changes, which will be built again.
+    // The design documents are read after the row, so they may include later changes, which will be built again.
     let changed = feed.ddocs(db, work.since()).await?;
     let ids: BTreeSet<_> = changed.ids.into_iter().map(|(id, _)| id).collect();
     let may_be_any = changed.nameless.is_some() || ids.is_empty();
@@ -126,7 +126,7 @@ async fn wanted(work: &Work<Notification>, db: &Db) -> Result<(IndexDdocs, bool)
 }
 
 impl ConsumerOptions {
-    /// The defaults for a consumer that builds indexes: it gathers the changes of 5 s into one build, and runs 4 builds at once in a shard.
+    /// Returns the defaults for building indexes: the changes of 5 s are collected into one build, and 4 builds run at once in a shard.
     pub fn index() -> Self {
         Self::default().debounce(Duration::from_secs(5)).max_concurrency(4)
     }

@@ -1,7 +1,7 @@
 //! Recipes: what most layers want from a consumer. Each recipe is a handler with a little code of its own.
 //!
 //! [`index`] finds out which indexes of a database need a build, [`replicate`] scans the changes of a database from where the last scan
-//! ended, and [`ParallelJob`] reads the shards of one database side by side, for either of them.
+//! ended, and [`ParallelJob`] reads the shards of one database side by side, for use in either.
 
 mod index;
 mod parallel;
@@ -24,11 +24,11 @@ use crate::base::{
 /// Works on databases: a handler of [`IndexBuild`] builds their indexes, and a handler of [`Scan`] scans their changes. A closure that
 /// takes either is a handler, too; it does nothing when a database is deleted.
 pub trait DbHandler<W>: Send + Sync + 'static {
-    /// Works on a database. After a failure it is called again, for the same build, or from the saved position on, and must tolerate that.
+    /// Works on a database. After a failure it is called again, for the same build or from the saved position, and must tolerate that.
     ///
     /// If the database is deleted meanwhile, the future is dropped. Everything that it has started must end with it, as a [`ParallelJob`]
     /// does, and each transaction that writes must call [`Run::verify`](crate::consumer::Run::verify) or [`Scan::save_in`], so that a
-    /// commit that is on its way when the future is dropped fails.
+    /// commit that is in flight when the future is dropped fails.
     fn handle(&self, work: W) -> impl Future<Output = HandlerResult> + Send;
 
     /// Called when databases have ended, before any work on a successor. Drop what was made for all databases of the name except the
@@ -54,7 +54,7 @@ where
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DeletedDb {
-    /// The database that ended. If several databases of the name have ended since the last work on the name, it is the last of them.
+    /// The database that ended. If several databases of the name have ended since the last work on the name, this is the last of them.
     pub db: Db,
     /// The database that has the name now. All others of the name have ended.
     pub successor: Option<DbInstance>,

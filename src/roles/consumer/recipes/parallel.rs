@@ -8,11 +8,11 @@
 //! task 2  ██████A                   █████C               D    ── all have read D: done
 //! ```
 //!
-//! All tasks of a round read at one version. A task that needs more time for its rows than a transaction lives continues at newer versions
-//! of its own (`A'`, `B`). If a task has done that, the tasks have read different states, and another round brings all of them to a newer
-//! one. A round only has to read what was written during the previous one. It reads these rows ahead of the work, unless they are too much
-//! for memory. So sooner or later a round is read to the end at its version, however long the work takes. That version is the result of the
-//! job.
+//! All tasks of a round read at the same version. A task that needs more time for its rows than a transaction may take continues at newer
+//! versions of its own (`A'`, `B`). If a task has done that, the tasks have read different states, and another round brings all of them to
+//! a newer one. A round only has to read what was written during the previous one. It reads these rows ahead of the work, unless there are
+//! too many for memory. So sooner or later a round is read to the end at its version, however long the work takes. That version is the
+//! result of the job.
 //!
 //! The shards of a topology entry are finished before those of the next, so that rows of one document come in order across a reshard.
 
@@ -80,11 +80,11 @@ pub struct ParallelBatch<R> {
     pub shard: ShardId,
     /// The rows, in order; at least one.
     pub rows: Vec<Arc<R>>,
-    /// A transaction that reads the store as it was when the rows were read. Only read with it. It lives for 5 s from the beginning of the
-    /// round. If a read fails with `transaction_too_old` (1007), read at a newer version of your own: what was written since comes in a
-    /// later batch.
+    /// A transaction that reads the store as it was when the rows were read. Use it only to read. It lives for 5 s from the beginning of
+    /// the round. If a read fails with `transaction_too_old` (1007), read at a newer version in a transaction of your own: what was written
+    /// since comes in a later batch.
     pub snapshot: Transaction,
-    /// The number of the attempt: 1, or more if the work on these rows has failed before.
+    /// The number of the attempt: 1, or more if the work on these rows failed before.
     pub attempt: u32,
     /// The consumer's run that the job is part of, if any.
     fence: Option<Arc<Run>>,
@@ -92,8 +92,8 @@ pub struct ParallelBatch<R> {
 }
 
 impl<R: FeedRow> ParallelBatch<R> {
-    /// Makes `tx` fail if the feed is removed or resharded, or the consumer's run is over ([`ParallelJob::with_work`]), before the commit.
-    /// Call it in each transaction that writes something permanent: stopping a task does not stop a commit on its way.
+    /// Makes `tx` fail if the feed is removed or resharded, or if the consumer's run is over ([`ParallelJob::with_work`]), before the
+    /// commit. Call it in each transaction that writes something permanent: stopping a task does not stop a commit in flight.
     ///
     /// Fails with [`Error::NoFeed`] if the feed was removed, and with [`Error::Cancelled`] as [`Run::verify`](crate::consumer::Run::verify)
     /// does.
@@ -158,7 +158,7 @@ struct Done {
     next: Cursor,
     /// The version at which the end was read.
     version: u64,
-    /// Whether the shard is closed, so that no row will follow.
+    /// Whether the shard is closed, so that no more rows will come.
     is_ended: bool,
 }
 
@@ -195,7 +195,7 @@ impl<R: FeedRow> ParallelJob<R> {
     /// # Cancel safety
     ///
     /// If the future is dropped or fails, all its tasks have ended and all calls of `work` have been dropped by the time the drop returns;
-    /// the drop waits for a poll of such a call that is under way on another thread. A commit that is on its way may still happen, unless
+    /// the drop waits for a poll of such a call that is in progress on another thread. A commit that is in flight may still happen, unless
     /// its transaction called [`ParallelBatch::verify`].
     pub async fn run<F, W>(&self, work: F) -> Result<Cursor>
     where
@@ -217,7 +217,7 @@ impl<R: FeedRow> ParallelJob<R> {
         // Where to continue in each shard; `None` if it was read to its end.
         let mut cursors: HashMap<ShardId, Option<Cursor>> = HashMap::new();
         let (mut rounds_from, mut is_first) = (*since, true);
-        // Everything up to this position was read. Shards whose last rows were dropped are gone, so no task checks it for them.
+        // Everything up to this position was read. Each round checks it against the horizon: shards that are gone have no task to do so.
         let mut read_to = *since;
         loop {
             let begin = async |tx: Transaction| {
@@ -233,13 +233,13 @@ impl<R: FeedRow> ParallelJob<R> {
                 entry.shards().filter_map(|shard| Some((shard, cursor(shard)?))).collect()
             });
             let entries: Vec<Vec<_>> = entries.collect();
-            // The first round reads most rows. Later rounds read their rows ahead of the work, so that the snapshot lives long enough.
+            // The first round reads most rows. Later rounds read theirs ahead of the work, before the snapshot expires.
             let is_first = std::mem::take(&mut is_first);
             let mut held = if is_first { None } else { task.read_ahead(&entries, version).await? };
             let mut is_agreed = true;
             let mut reached = None;
             for shards in entries {
-                // Shards of the entries before the last one were read to their ends.
+                // Only the last entry counts, because the shards of the entries before it were read to their ends.
                 reached = None;
                 let mut under_way = Tasks::new();
                 for (shard, cursor) in shards {
@@ -250,7 +250,7 @@ impl<R: FeedRow> ParallelJob<R> {
                         task.run(shard, cursor, version, rows).await
                     });
                 }
-                // The drop of the set ends the other tasks before the failure is returned.
+                // If one task fails, dropping the set ends the others before the error is returned.
                 while let Some((_, done)) = under_way.join_next().await {
                     let done = done.unwrap_or_else(|ended| Err(panicked(ended)))?;
                     is_agreed &= done.version == version;
@@ -288,7 +288,7 @@ where
     W: Future<Output = HandlerResult> + Send + 'static,
 {
     /// Works from `cursor` to the end of the shard at `version`, or at newer versions if that takes too long. Rows that were read ahead
-    /// already reach the end.
+    /// (`held`) already reach the end.
     async fn run(
         &self,
         shard: ShardId,
@@ -317,7 +317,7 @@ where
         }
     }
 
-    /// Reads the rest of the shards of all `entries` at `version`. Returns `None` if that is too much for memory, or takes too long.
+    /// Reads the remaining rows of the shards of all `entries` at `version`. Returns `None` if that takes too much memory or time.
     async fn read_ahead(
         &self,
         entries: &[Vec<(ShardId, Cursor)>],
@@ -408,7 +408,7 @@ where
             }
             let health = &self.job.feed.context.stats.health;
             if let Some(unsaid) = health.remark(store.env(), "failed task of a parallel job") {
-                tracing::warn!(shard = shard.0, attempt, error = %source, unsaid, "task failed, trying again");
+                tracing::warn!(shard = shard.0, attempt, error = %source, unsaid, "a task of a parallel job failed; trying again");
             }
             store.env().sleep(RetryPolicy::default().backoff().pause(attempt, store.env())).await;
             attempt += 1;

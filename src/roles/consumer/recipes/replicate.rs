@@ -1,7 +1,7 @@
 //! [`replicate`]: scans the changes of databases, such as those that describe replications.
 //!
 //! This does what CouchDB's `couch_multidb_changes` does for the replicator. CouchDB reads all such databases from the beginning after
-//! every restart; here the position of each scan is saved in keys of the user, in the same transactions as its effects.
+//! every restart; here the position of each scan is saved in the user's own keys, in the same transactions as its effects.
 //!
 //! The checkpoint of the consumer cannot be that position: a change is in the feed of its database at once, but its notification follows
 //! only after a fold. The checkpoint of a shard may be between the two:
@@ -54,12 +54,12 @@ async fn saved(tx: &Transaction, key: &[u8]) -> Result<Cursor> {
 }
 
 impl Scan {
-    /// The database that is scanned.
+    /// Returns the database that is scanned.
     pub fn db(&self) -> &Db {
         &self.db
     }
 
-    /// Where the scan begins; [`Cursor::BEGINNING`] in a database that was never scanned.
+    /// Returns where the scan begins; [`Cursor::BEGINNING`] in a database that was never scanned.
     pub fn since(&self) -> Cursor {
         self.since
     }
@@ -72,7 +72,7 @@ impl Scan {
             let from = *self.read_to.lock();
             let page = self.feed.page(from, limit).await?;
             *self.read_to.lock() = page.next;
-            // A page without rows is not the end if there is more: its rows could not be decoded.
+            // If there is more, an empty page is not the end: its rows could not be decoded.
             if !page.rows.is_empty() || !page.more {
                 self.work.progress();
                 return Ok(page);
@@ -86,8 +86,8 @@ impl Scan {
         (self.since, *self.read_to.lock()) = (Cursor::BEGINNING, Cursor::BEGINNING);
     }
 
-    /// Saves in `tx`, together with the effects of a page, that everything up to `to`, its [`FeedPage::next`], is seen. The next scan
-    /// begins there, whatever becomes of this one. Fails as [`Run::verify`](crate::consumer::Run::verify) does.
+    /// Saves in `tx`, together with the effects of a page, that everything up to `to`, the page's [`FeedPage::next`], has been seen. The
+    /// next scan begins there, whatever happens to this one. Fails as [`Run::verify`](crate::consumer::Run::verify) does.
     pub async fn save_in(&self, tx: &Transaction, to: Cursor) -> Result<()> {
         self.work.verify(tx).await?;
         tx.set(&self.key, &to.to_bytes());
@@ -111,7 +111,7 @@ pub struct Replicate<H> {
 }
 
 /// Makes a handler that scans the changes of a database after it was created or updated: first from the beginning, and then from the saved
-/// position. The handler keeps the positions in keys of the user that begin with `prefix`, and removes those of deleted databases. Start
+/// position. The handler stores the positions in the user's keys that begin with `prefix`, and removes those of deleted databases. Start
 /// the consumer at [`Cursor::BEGINNING`], with a filter for the databases to scan.
 ///
 /// All nodes that run a member scan databases. An update during a scan causes another scan afterwards. If a database is deleted, its scan
@@ -189,7 +189,7 @@ impl<H: DbHandler<Scan>> Handler<Work<Notification>> for Replicate<H> {
 }
 
 impl<H> Replicate<H> {
-    /// Returns what the keys of all databases of a name begin with. The length keeps one name from being a prefix of another.
+    /// Returns the prefix of the keys of all databases of a name. It includes the name's length, so that no name is a prefix of another.
     fn name_key(&self, db: &Db) -> Vec<u8> {
         let name = db.name.as_str().as_bytes();
         let len = u16::try_from(name.len()).expect("names are at most 1,024 bytes");

@@ -1,7 +1,7 @@
-//! [`Files`]: the only way from a store to its disk.
+//! [`Files`]: the only way for a store to reach its disk.
 //!
 //! Tests and simulations use a disk that fails, fills up, or loses power. The store uses only these operations. It relies on these rules:
-//! synced bytes survive a power failure, any part of the other bytes may survive, and a rename replaces a file at once or not at all.
+//! synced bytes survive a power failure, any part of the other bytes may survive, and a rename replaces a file completely or not at all.
 
 use std::io;
 #[cfg(unix)]
@@ -15,26 +15,26 @@ use std::{
 #[cfg(unix)]
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-/// An open folder. Its files are reached through its handle, and remain those of this folder even if another one takes its place.
+/// An open folder. Its files are reached through its handle, so they stay the same even if another folder takes its place.
 pub trait Files: Send + Sync + 'static {
     /// Returns the names of the entries.
     fn list(&self) -> io::Result<Vec<String>>;
     /// Opens a file.
     fn open(&self, name: &str, access: Access) -> io::Result<Box<dyn File>>;
-    /// Renames a file. A file that has the new name is replaced.
+    /// Renames a file, replacing any file that has the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Waits until the names in the folder are on disk.
+    /// Waits until the names of the files in the folder are on disk.
     fn sync(&self) -> io::Result<()>;
-    /// Waits until the name of the folder itself, and those of the folders around it, are on disk.
+    /// Waits until the names of the folder itself and of its parent folders are on disk.
     fn sync_parents(&self) -> io::Result<()>;
     /// Locks the folder until the lock is dropped; `None` if another holder has locked it. The lock is on the folder itself, which nobody
     /// can replace underneath the lock.
     fn lock(&self) -> io::Result<Option<Lock>>;
     /// Whether anybody has locked the folder.
     fn is_locked(&self) -> io::Result<bool>;
-    /// Whether the path still leads to this folder. It does not once the folder was moved, removed, or replaced.
+    /// Whether the path still leads to this folder. It no longer does once the folder has been moved, removed, or replaced.
     fn is_in_place(&self) -> io::Result<bool>;
 }
 
@@ -48,7 +48,7 @@ pub enum Access {
     Read,
     /// Read and write an existing file.
     Write,
-    /// Create or empty the file. Only its owner may read it.
+    /// Create the file, or empty it. Only its owner may read it.
     Create,
 }
 
@@ -57,15 +57,15 @@ pub enum Access {
 pub trait File: Send {
     /// Returns the length, in bytes.
     fn len(&mut self) -> io::Result<u64>;
-    /// Reads bytes at `at` into `buffer`. May read fewer bytes than were asked for, and reads none at the end.
+    /// Reads bytes at `at` into `buffer`. May read fewer bytes than requested, and reads none at the end of the file.
     fn read_at(&mut self, at: u64, buffer: &mut [u8]) -> io::Result<usize>;
     /// Writes `bytes`, or some of them, at `at`. Returns how many bytes were written.
     fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<usize>;
-    /// Cuts the file to `len`, and waits until that is on disk.
+    /// Cuts the file to `len` bytes, and waits until its new length is on disk.
     fn cut(&mut self, len: u64) -> io::Result<()>;
     /// Waits until all writes are on disk.
     fn sync(&mut self) -> io::Result<()>;
-    /// Whether the file still has a name: what is written to a removed file is lost.
+    /// Whether the file still has a name: writes to a removed file are lost.
     fn has_name(&mut self) -> io::Result<bool>;
 }
 
@@ -84,7 +84,7 @@ pub(super) fn write_all(file: &mut dyn File, mut at: u64, mut bytes: &[u8]) -> i
     Ok(())
 }
 
-/// Fills `buffer` from `at` as far as the file reaches, and returns the number of bytes.
+/// Fills `buffer` with the bytes at `at`, as far as the file reaches, and returns how many were read.
 pub(super) fn read_all(file: &mut dyn File, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
     let mut read = 0;
     while read < buffer.len() {
@@ -111,7 +111,7 @@ pub(super) fn read_text(files: &dyn Files, name: &str) -> io::Result<Option<Stri
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// The suffix of a file's name until the file is whole.
+/// The suffix of a file's name until the file is complete.
 pub(super) const UNFINISHED: &str = ".new";
 
 /// Creates the file `name` with what `write` puts into it. After a power failure the file is either complete or as it was before.
@@ -129,7 +129,7 @@ pub(super) fn replace<T>(
         files.sync()?;
         Ok((file, written))
     };
-    // Free the room that the unfinished file takes: commits need it.
+    // Free the room that the unfinished file takes up, because commits need it.
     make().inspect_err(|_: &io::Error| drop(files.remove(&unfinished)))
 }
 
@@ -149,7 +149,7 @@ pub(super) struct SystemFolder {
 impl SystemFolder {
     /// Opens the folder `path`, which must exist.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // The program may change its working directory.
+        // The path must stay valid if the program changes its working directory.
         let path = std::path::absolute(path)?;
         Ok(Self { handle: opened(rustix::fs::CWD, &path)?, path })
     }
@@ -163,7 +163,7 @@ impl SystemFolder {
     }
 }
 
-/// Opens another handle on a folder.
+/// Opens a handle to the folder `path`, relative to `at`.
 #[cfg(unix)]
 fn opened(at: impl AsFd, path: &Path) -> io::Result<fs::File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -208,7 +208,7 @@ impl Files for SystemFolder {
     fn sync_parents(&self) -> io::Result<()> {
         for parent in self.path.ancestors().skip(1) {
             match opened(rustix::fs::CWD, parent).and_then(|parent| parent.sync_all()) {
-                // Parents that this user may not open are not ours.
+                // Parents that this user may not open are not ours to sync.
                 Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
                 _ => {}
             }

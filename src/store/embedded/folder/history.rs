@@ -1,6 +1,6 @@
 //! [`History`]: the versions that a folder has used.
 //!
-//! Each opening begins its versions at the wall clock, or after the earlier ones, and uses an interval of versions. A position outside all
+//! The versions of each opening form an interval that begins at the wall clock, or after the earlier versions. A position outside all
 //! intervals was given out by another store: this folder before an older copy took its place, or a store in memory that is gone.
 
 use crate::base::{encoding::Reader, error::Result};
@@ -33,20 +33,20 @@ impl History {
         self.end_of(version).is_some()
     }
 
-    /// The last version that the folder had used before the current opening.
+    /// Returns the last version that the folder used before the current opening.
     pub fn last_before_opening(&self) -> Option<u64> {
         let [.., (_, last), _] = &self.0[..] else { return None };
         Some(*last)
     }
 
-    /// The last version of the opening that used `version`.
+    /// Returns the last version of the opening that used `version`.
     pub fn end_of(&self, version: u64) -> Option<u64> {
         let later = self.0.partition_point(|(first, _)| *first <= version);
         let (_, last) = self.0[..later].last()?;
         (version <= *last).then_some(*last)
     }
 
-    /// Appends the stored form.
+    /// Appends the stored form to `out`.
     pub fn append_to(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&(self.0.len() as u64).to_be_bytes());
         for (first, last) in &self.0 {

@@ -44,7 +44,7 @@ pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspec
     try_inspect(files).map_err(|refusal| refusal.of(path))
 }
 
-/// How many times a folder is read at most, if processes open and close it meanwhile.
+/// The maximum number of times that a folder is read, if processes open and close it meanwhile.
 const READS_MAX: usize = 3;
 
 fn try_inspect(files: &dyn Files) -> Result<Inspection, Refusal> {
@@ -59,8 +59,8 @@ fn try_inspect(files: &dyn Files) -> Result<Inspection, Refusal> {
         reads += 1;
         let before = state(files)?;
         let contents = recover::read(files, BadSectors::Pass)?;
-        // Opening the folder cuts off the end of the last journal, which looks like damage to a reader at that moment. A process that has
-        // the folder open all the time does not do this.
+        // Opening the folder cuts off the end of the last journal, which looks like damage to a reader at that moment. A process that keeps
+        // the folder open does not do this.
         if contents.damages.is_empty() || reads == READS_MAX || state(files)? == before {
             break (contents, before.is_open);
         }

@@ -3,11 +3,11 @@
 //!
 //! # Invariants
 //!
-//! 1. A record is written only once all earlier ones are on disk. So a broken record that is followed by a whole one was whole once: it is
-//!    damaged. A broken record with nothing after it is what is left of a group that was not answered when the power failed.
+//! 1. A record is written only after all earlier ones are on disk. So a broken record that is followed by a whole one was once whole: it is
+//!    damaged. A broken record with nothing after it is what is left of a group that had not been answered when the power failed.
 //! 2. The last group is followed by a [`Kind::Synced`] record, which makes damage to the group visible. No commit waits for that record,
 //!    and the next group overwrites it.
-//! 3. A journal gets its name once its first record is on disk. That record has the length of the previous journal.
+//! 3. A journal gets its name once its first record is on disk. That record gives the length of the previous journal.
 //! 4. A snapshot gets its name once it is whole and on disk, so any broken part of it is damage.
 
 use std::{
@@ -23,12 +23,12 @@ use super::{
 };
 use crate::store::embedded::rows::Rows;
 
-/// The seed of the checksums of journal `number`.
+/// Returns the seed for the checksums of journal `number`.
 pub(super) fn journal_seed(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x6a6f_7572_6e61_6c00
 }
 
-/// The seed of the checksums of snapshot `number`.
+/// Returns the seed for the checksums of snapshot `number`.
 pub(super) fn snapshot_seed(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x736e_6170_7368_6f74
 }
@@ -75,10 +75,10 @@ impl Journal {
         Ok(Self { file, number, end: buffer.len() as u64, buffer, has_records: false, is_sealed: false })
     }
 
-    /// Opens the journal in `file`, whose last whole record is from `begin` to `end`. Anything after that record is cut off.
+    /// Opens the journal in `file`, whose last whole record extends from `begin` to `end`. Anything after that record is cut off.
     ///
     /// That record may never have been synced, because its process was killed. Or its sync failed, after which the system may treat lost
-    /// pages as written. So the record is written once more, and is on disk before another record follows.
+    /// pages as written. So the record is written again, and is on disk before another record follows.
     pub fn resume(mut file: Box<dyn File>, number: u64, (begin, end): (u64, u64)) -> io::Result<Self> {
         let mut last = vec![0; (end - begin) as usize];
         if read_all(&mut *file, begin, &mut last)? < last.len() {
@@ -97,7 +97,7 @@ impl Journal {
         payload: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), Unwritten> {
         if self.is_sealed {
-            return Err(io::Error::other("another journal may have begun, and cannot be used").into());
+            return Err(io::Error::other("the next journal may already exist, and cannot be used").into());
         }
         self.buffer.clear();
         record::append(&mut self.buffer, (journal_seed(self.number), self.end), kind, version, payload);

@@ -13,7 +13,7 @@ use crate::base::error::{Error, OpenCause, Result};
 /// The file by which a store's folder is recognised.
 pub(super) const MARKER: &str = "NOTIBUS_STORE";
 
-/// The file with the version of a store that was closed cleanly. It does not exist while the store is open.
+/// The file with the version at which a store was closed cleanly. It does not exist while the store is open.
 pub(super) const CLOSED: &str = "NOTIBUS_CLOSED";
 
 /// The text of the marker: the format of the folder.
@@ -22,12 +22,12 @@ pub(super) const FORMAT: &str = "3";
 /// The text of the marker until the folder has its first files. An empty marker means the same.
 pub(super) const FORMAT_UNFINISHED: &str = "3 unfinished";
 
-/// The name of journal `number`.
+/// Returns the name of journal `number`.
 pub(super) fn journal_name(number: u64) -> String {
     format!("journal-{number:016}")
 }
 
-/// The name of snapshot `number`, which has the rows of all journals before journal `number`.
+/// Returns the name of snapshot `number`, which has the rows of all journals before journal `number`.
 pub(super) fn snapshot_name(number: u64) -> String {
     format!("snapshot-{number:016}")
 }
@@ -44,7 +44,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Lists the files of the store. The folder may have others: only a file with a name that the store gives is one of its files.
+    /// Lists the files of the store. The folder may have other files: only those with names that the store uses are its own.
     pub fn of(files: &dyn Files) -> io::Result<Self> {
         let mut found = Self::default();
         for name in files.list()? {
@@ -66,10 +66,10 @@ impl Names {
     }
 }
 
-/// The greatest number that a file can have, with 16 digits.
+/// The greatest number that a file's name can have, with 16 digits.
 const NUMBER_MAX: u64 = 9_999_999_999_999_999;
 
-/// A place in a file whose bytes have changed since they were written.
+/// A place in a file at which bytes have changed since they were written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {
@@ -91,11 +91,11 @@ impl fmt::Display for Damage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BadSectors {
     Fail,
-    /// Continue after them, as after other damage.
+    /// Continue after those bytes, as after other damage.
     Pass,
 }
 
-/// Whether a read fails because of the medium: `EIO`.
+/// Whether `error` shows that a read failed because of the medium: `EIO`.
 pub(super) fn is_bad_sector(error: &io::Error) -> bool {
     error.raw_os_error() == Some(5)
 }
@@ -109,7 +109,7 @@ pub(super) enum Marker {
     Unfinished,
     /// The folder holds a store.
     Finished,
-    /// The marker is damaged. The rest of the folder can be read all the same.
+    /// The marker is damaged. The rest of the folder can still be read.
     Damaged(Damage),
 }
 
@@ -156,7 +156,7 @@ impl Marker {
     }
 }
 
-/// Opens the folder `path`. With `is_made` the folder is created if it does not exist.
+/// Opens the folder `path`. If `is_made`, creates the folder if it does not exist.
 #[cfg(unix)]
 pub(in crate::store) fn open_folder(path: &Path, is_made: bool) -> Result<Arc<dyn Files>> {
     if path.exists() && !path.is_dir() {
@@ -166,7 +166,7 @@ pub(in crate::store) fn open_folder(path: &Path, is_made: bool) -> Result<Arc<dy
     Ok(Arc::new(folder.map_err(|error| Refusal::from(error).of(path))?))
 }
 
-/// Fails, because other systems cannot reach files through a handle on their folder.
+/// Always fails, because systems other than Unix cannot reach files through a handle to their folder.
 #[cfg(not(unix))]
 pub(in crate::store) fn open_folder(path: &Path, _: bool) -> Result<Arc<dyn Files>> {
     Err(Refusal::unusable("stores in folders need a Unix system").of(path))
@@ -198,12 +198,12 @@ pub(super) fn check_marker(files: &dyn Files, bad_sectors: BadSectors) -> Result
         None if text.is_empty() => Ok(Marker::Unfinished),
         None => damaged(format!("{text:?} is not a format with its checksum")),
         Some(found) => Err(Refusal::unusable(format!(
-            "its format is {found:?}, this program knows {FORMAT:?}; export it with the program that wrote it"
+            "its format is {found:?}, but this program knows {FORMAT:?}; export it with the program that wrote it"
         ))),
     }
 }
 
-/// The content of a small file with this text: one line with the text and its checksum.
+/// Returns the content of a small file with this text: one line with the text and its checksum.
 fn sealed(text: &str) -> String {
     format!("{text} {:016x}\n", xxh3_64(text.as_bytes()))
 }
@@ -219,11 +219,11 @@ pub(super) fn write_text(files: &dyn Files, name: &str, text: &str) -> io::Resul
     replace(files, name, |file| write_all(file, 0, sealed(text).as_bytes())).map(drop)
 }
 
-/// Explains a disk error to a user who opens a folder.
+/// Explains a disk error to the user who is opening a folder.
 pub(super) fn explain(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => format!(
-            "this user may not read and write its files; give it the right to, or be their owner ({error})"
+            "this user may not read and write its files; grant it permission, or run as their owner ({error})"
         ),
         io::ErrorKind::ReadOnlyFilesystem => format!("it is on a read-only file system ({error})"),
         io::ErrorKind::StorageFull => format!("its disk is full; make room ({error})"),

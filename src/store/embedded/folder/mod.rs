@@ -11,7 +11,7 @@
 //! | `journal-N` | the commits since |
 //! | `….new` | unfinished files of a process that ended; removed at the next opening |
 //!
-//! A process that has the folder open locks the folder itself, and reaches the files through a handle on it. If the folder is moved or
+//! A process that has the folder open locks the folder itself, and reaches the files through a handle to it. If the folder is moved or
 //! replaced, or its journal is removed, that process fails, and never writes into what took its place.
 //!
 //! When the journals have grown to the length of the snapshot, the next journal begins. Then its snapshot is written while commits
@@ -20,8 +20,8 @@
 //! # Room
 //!
 //! If the journals have grown to twice that length, commits wait for the snapshot, so the folder takes at most four times the size of its
-//! rows, plus a constant. If there is no room for a snapshot, or for a commit, commits fail with `no_room` for some time and have no
-//! effect, and each of them tries again. An opening writes an overdue snapshot first, and continues without it if there is no room.
+//! rows, plus a constant. If there is no room for a snapshot or a commit, commits fail with `no_room` and have no effect, and each of them
+//! tries again. An opening writes an overdue snapshot first, and continues without it if there is no room.
 
 mod files;
 mod history;
@@ -62,7 +62,7 @@ use self::{
 use super::{core::Staged, rows::Rows};
 use crate::{base::error::Result, store::FolderOptions};
 
-/// How many times to try to lock a folder, and the pause between two tries.
+/// How many times to try to lock a folder, and the pause between two attempts.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -74,7 +74,7 @@ const SNAPSHOT_PAUSE: Duration = Duration::from_millis(100);
 pub struct FolderTuning {
     /// The minimum length of the journals before a snapshot is written, in bytes.
     pub journal_len_min: u64,
-    /// How long commits wait for an overdue snapshot that has no room.
+    /// How long commits wait for an overdue snapshot for which there is no room.
     pub no_room_wait: Duration,
     /// Whether a thread writes snapshots. Otherwise commits wait for them.
     pub has_threads: bool,
@@ -91,7 +91,7 @@ pub(super) struct Folder {
     files: Arc<dyn Files>,
     options: FolderTuning,
     journal: Journal,
-    /// The version of this opening, until it is in the journal.
+    /// The version of this opening, until the opening is in the journal.
     unopened: Option<u64>,
     /// The versions that the folder has used.
     history: History,
@@ -99,12 +99,12 @@ pub(super) struct Folder {
     sealed_len: u64,
     snapshots: Arc<Mutex<Snapshots>>,
     writing: Option<thread::JoinHandle<()>>,
-    /// Since when commits have been waiting for an overdue snapshot that fails.
+    /// Since when commits have been waiting for an overdue snapshot that keeps failing.
     waiting_since: Option<Instant>,
-    /// Set to stop the writing of a snapshot that is no longer needed: a large one takes seconds.
+    /// Set to stop writing a snapshot that is no longer needed: a large one takes seconds.
     is_abandoned: Arc<AtomicBool>,
     marker: Box<dyn File>,
-    /// Keeps other processes out. It is dropped last.
+    /// Keeps other processes out, and is dropped last.
     _lock: Lock,
 }
 
@@ -121,7 +121,7 @@ struct Snapshots {
     is_finished: bool,
     /// Why the last snapshot was not finished.
     error: Option<String>,
-    /// Whether the failure was logged since the last snapshot that was finished.
+    /// Whether the failure was logged since the last finished snapshot.
     is_said: bool,
 }
 
@@ -137,7 +137,7 @@ pub(super) struct Opened {
 }
 
 impl Snapshots {
-    /// The state after an opening.
+    /// Creates the state after an opening.
     fn new(file: Box<dyn File>, len: u64) -> Self {
         Self { file, len, is_writing: false, due_at: 0, is_finished: false, error: None, is_said: false }
     }
@@ -185,7 +185,7 @@ impl Folder {
             Err(Unwritten::Failed(error)) => return Err(error.into()),
             Ok(()) if folder.is_overdue() => {
                 if let Err(error) = folder.begin_snapshot(&root, version, false) {
-                    tracing::warn!(%error, "no new journal could be begun; the current one continues");
+                    tracing::warn!(%error, "could not begin a new journal; the current one continues");
                 }
             }
             Ok(()) => {}
@@ -213,7 +213,7 @@ impl Folder {
         write_text(&*self.files, CLOSED, &version.to_string())
     }
 
-    /// Fails unless the next opening will find what was written: the path still leads to the folder, and its files have their names.
+    /// Fails unless the next opening will find what was written: the path still leads to the folder, and its files still have their names.
     fn check_files(&mut self) -> io::Result<()> {
         let is_whole =
             self.marker.has_name()? && self.snapshots().file.has_name()? && self.journal.has_name()?;
@@ -221,12 +221,12 @@ impl Folder {
             return Ok(());
         }
         Err(io::Error::other(
-            "the folder was moved or replaced, or a file of it was removed, while it was in use",
+            "the folder was moved or replaced, or one of its files was removed, while it was in use",
         ))
     }
 
-    /// Waits until there is room for another group. Each call tries at least once to write an overdue snapshot, of the rows and the
-    /// version that are `newest`.
+    /// Waits until there is room for another group. Each call tries at least once to write an overdue snapshot, with the rows and the
+    /// version that `newest` returns.
     pub fn make_room(&mut self, newest: impl Fn() -> (Rows, u64)) -> Result<(), Unwritten> {
         self.note_opening()?;
         while self.is_overdue() {
@@ -272,18 +272,18 @@ impl Folder {
             && let Err(error) = self.begin_snapshot(&staged.root, staged.version, self.options.has_threads)
         {
             // The group is on disk nevertheless, and later groups can still be written.
-            tracing::warn!(%error, "no new journal could be begun; the current one continues");
+            tracing::warn!(%error, "could not begin a new journal; the current one continues");
             self.snapshots().due_at = self.retry_at();
         }
         Ok(())
     }
 
-    /// The state of the snapshots. No code that holds the lock panics.
+    /// Locks the state of the snapshots. No code that holds the lock panics.
     fn snapshots(&self) -> parking_lot::MutexGuard<'_, Snapshots> {
         self.snapshots.lock()
     }
 
-    /// The length of the journals since the snapshot.
+    /// Returns the length of the journals since the snapshot.
     fn journals_len(&mut self) -> u64 {
         if std::mem::take(&mut self.snapshots.lock().is_finished) {
             self.sealed_len = 0;
@@ -291,12 +291,12 @@ impl Folder {
         self.sealed_len + self.journal.end
     }
 
-    /// The length of the journals at which a snapshot is due.
+    /// Returns the length of the journals at which a snapshot is due.
     fn due_at(&self) -> u64 {
         self.options.journal_len_min.max(self.snapshots().len)
     }
 
-    /// The length of the journals at which to try again after a failure.
+    /// Returns the length of the journals at which to try again after a failure.
     fn retry_at(&mut self) -> u64 {
         self.journals_len() + self.due_at() / 4
     }
@@ -313,11 +313,11 @@ impl Folder {
         self.journals_len() >= 2 * self.due_at()
     }
 
-    /// Begins the next journal, and has the snapshot of `root` at `version` written, which replaces the earlier journals: in a thread, or
-    /// before this returns.
+    /// Begins the next journal, and writes the snapshot of `root` at `version`, which replaces the earlier journals: in a thread if
+    /// `in_thread`, otherwise before this returns.
     fn begin_snapshot(&mut self, root: &Rows, version: u64, in_thread: bool) -> io::Result<()> {
         self.wait();
-        // A journal without records was begun for a snapshot that failed.
+        // A journal without records was begun for a snapshot that failed, and is used for this one.
         if self.journal.has_records {
             self.begin_journal(version)?;
         }
@@ -342,7 +342,7 @@ impl Folder {
         match thread.spawn(|| task.run()) {
             Ok(writing) => self.writing = Some(writing),
             Err(error) => {
-                tracing::warn!(%error, "no thread could be started for a snapshot; the journals keep growing");
+                tracing::warn!(%error, "could not start a thread for a snapshot; the journals keep growing");
                 let retry_at = self.retry_at();
                 let mut snapshots = self.snapshots();
                 (snapshots.is_writing, snapshots.due_at) = (false, retry_at);
@@ -373,12 +373,12 @@ impl Folder {
         Ok(())
     }
 
-    /// Stops the writing of a snapshot.
+    /// Stops the snapshot that is being written, if any.
     fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for the snapshot that is being written.
+    /// Waits for the snapshot that is being written, if any.
     fn wait(&mut self) {
         if let Some(writing) = self.writing.take()
             && writing.join().is_err()
@@ -449,7 +449,7 @@ fn prepare(files: &dyn Files) -> Result<Lock, Refusal> {
     if check_marker(files, BadSectors::Fail)?.undamaged()? == Marker::Finished {
         return Ok(lock);
     }
-    // The folder is new: after a power failure it must still exist.
+    // The folder is new, and must still exist after a power failure.
     files.sync_parents()?;
     let names = Names::of(files)?;
     if names.snapshots.is_empty() {

@@ -27,7 +27,7 @@ use crate::base::{encoding::Reader, error::Result};
 /// The bytes before a payload.
 pub(super) const HEADER_LEN: usize = 40;
 
-/// Begins the part of a header that describes the record.
+/// Marks the beginning of the part of a header that describes the record.
 const MAGIC: [u8; 4] = *b"nRec";
 
 /// Records begin at multiples of this.
@@ -68,7 +68,7 @@ impl Kind {
     }
 }
 
-/// Appends the record of `payload` at offset `at` of the file with `seed`.
+/// Appends to `out` the record with `payload` for offset `at` of the file with `seed`.
 pub(super) fn append(
     out: &mut Vec<u8>,
     (seed, at): (u64, u64),
@@ -91,7 +91,7 @@ pub(super) fn append(
     header[32..].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Appends a row to a payload. A `value` of `None` says that the row was removed.
+/// Appends a row to a payload. A `value` of `None` means that the row was removed.
 pub(super) fn append_row(out: &mut Vec<u8>, key: &[u8], value: Option<&[u8]>) {
     let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("keys and values have limits far below");
     out.extend_from_slice(&len(key).to_be_bytes());
@@ -134,7 +134,7 @@ pub(super) struct Records {
     file: Box<dyn File>,
     len: u64,
     seed: u64,
-    /// The offset in the file of the bytes in memory.
+    /// The offset in the file at which the bytes in memory begin.
     start: u64,
     bytes: Vec<u8>,
     bad_sectors: BadSectors,
@@ -143,13 +143,13 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// The records of `file`, whose checksums depend on `seed`.
+    /// Opens the records of `file`, whose checksums depend on `seed`.
     pub fn new(mut file: Box<dyn File>, seed: u64, bad_sectors: BadSectors) -> io::Result<Self> {
         let len = file.len()?;
         Ok(Self { file, len, seed, start: 0, bytes: Vec::new(), bad_sectors, unreadable: BTreeMap::new() })
     }
 
-    /// The ranges that the disk could not read so far, in order.
+    /// Returns the ranges that the disk could not read so far, in order.
     pub fn unreadable(&self) -> Vec<(u64, u64)> {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         for (&begin, &end) in &self.unreadable {
@@ -161,16 +161,16 @@ impl Records {
         ranges
     }
 
-    /// The length of the file.
+    /// Returns the length of the file.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// The record at the offset `at`; `None` if there is no whole record.
+    /// Reads the record at the offset `at`; `None` if there is no whole record there.
     pub fn read(&mut self, at: u64) -> io::Result<Option<Record>> {
         let seed = self.seed ^ at;
         let Some(header) = self.bytes(at, HEADER_LEN as u64)? else { return Ok(None) };
-        let header: [u8; HEADER_LEN] = header.try_into().expect("so many were asked for");
+        let header: [u8; HEADER_LEN] = header.try_into().expect("this many were asked for");
         let number = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().expect("eight bytes"));
         if header[8..12] != MAGIC || xxh3_64_with_seed(&header[..32], seed) != number(32) {
             return Ok(None);
@@ -187,7 +187,7 @@ impl Records {
         Ok(Some(Record { kind, version, payload: payload.to_vec(), end: begin + len }))
     }
 
-    /// The offset of the first whole record at or after `at`.
+    /// Finds the first whole record at or after `at`, and returns its offset.
     pub fn find(&mut self, at: u64) -> io::Result<Option<u64>> {
         let mut at = at.next_multiple_of(ALIGNMENT);
         while let Some(header) = self.bytes(at, HEADER_LEN as u64)? {
@@ -224,8 +224,8 @@ impl Records {
         Ok(Some(&self.bytes[from..from + len as usize]))
     }
 
-    /// Fills the bytes in memory from `at`, sector by sector, with zeros for the sectors that the disk cannot read. No whole record has
-    /// such zeros, because its checksum would be wrong. Returns the number of bytes.
+    /// Fills the bytes in memory from `at`, sector by sector, with zeros for the sectors that the disk cannot read. A record with such
+    /// zeros does not count as whole, because its checksum is wrong. Returns the number of bytes.
     fn read_sectors(&mut self, at: u64) -> io::Result<usize> {
         let end = at + self.bytes.len() as u64;
         let mut from = at;

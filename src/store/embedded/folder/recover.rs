@@ -1,7 +1,7 @@
 //! Reading a folder: the newest snapshot, and the journals since.
 //!
-//! The remains of a group that was not answered before a power failure are skipped, whatever their shape. Missing or broken bytes that were
-//! once on disk are damage, reported with file and offset; everything whole around them is still read.
+//! The remains of a group that was not answered before a power failure are skipped, whatever they look like. Missing or broken bytes that
+//! were once on disk are damage, which is reported with its file and offset; everything whole around it is still read.
 
 use std::io;
 
@@ -17,7 +17,7 @@ use crate::{
     store::embedded::rows::Rows,
 };
 
-/// How many times the files of a folder are opened again because another process changes their names.
+/// The maximum number of times that the files of a folder are opened, if another process changes their names meanwhile.
 const OPENINGS_MAX: usize = 100;
 
 pub(super) struct Contents {
@@ -48,7 +48,7 @@ pub(super) struct Last {
     pub begin: u64,
     /// Where its last whole record ends.
     pub end: u64,
-    /// How many bytes follow that end.
+    /// How many bytes follow its last whole record.
     pub torn_len: u64,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn read(files: &dyn Files, bad_sectors: BadSectors) -> io::Result<Con
             journals.push((number, reading.open(&journal_name(number), journal_seed(number))?));
         }
         if reading.has_moved {
-            // Another process has just removed a file that a newer snapshot replaced.
+            // Another process just removed a file that a newer snapshot replaced.
             continue;
         }
         match (names.snapshots.last(), snapshot) {
@@ -112,11 +112,11 @@ impl Contents {
 struct Reading<'a> {
     files: &'a dyn Files,
     bad_sectors: BadSectors,
-    /// What was found so far.
+    /// What has been found so far.
     contents: Contents,
     /// The name and the end of the last journal that was read.
     ended: Option<(String, u64)>,
-    /// Whether a file that was listed lost its name before it was opened.
+    /// Whether a file that was listed was gone before it could be opened.
     has_moved: bool,
 }
 
@@ -125,7 +125,7 @@ impl Reading<'_> {
         self.contents.damages.push(Damage { file, offset, what: what.into() });
     }
 
-    /// Opens the file `name` for its records. Returns `None` if the disk cannot even open it, which is damage, or if the file is gone.
+    /// Opens the file `name` to read its records. Returns `None` if the disk cannot even open it, which is damage, or if the file is gone.
     fn open(&mut self, name: &str, seed: u64) -> io::Result<Option<Records>> {
         let opened = self.files.open(name, Access::Read);
         match opened.and_then(|file| Records::new(file, seed, self.bad_sectors)) {
@@ -148,7 +148,7 @@ impl Reading<'_> {
         }
     }
 
-    /// Reads the whole records of a file, in order. Broken bytes between them are damage. Returns where the last whole record ends.
+    /// Reads the records of a file that are whole, in order. Broken bytes between them are damage. Returns where the last of them ends.
     fn records(
         &mut self,
         name: &str,
@@ -207,7 +207,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Reads the journals, beginning with number `first`. A journal that is missing, or that could not be opened, is damage.
+    /// Reads the journals, starting with number `first`. A journal that is missing, or that could not be opened, is damage.
     fn journals(&mut self, first: u64, journals: Vec<(u64, Option<Records>)>) -> io::Result<()> {
         let (mut next, last) = (first, journals.last().map(|(number, _)| *number));
         if last.is_none() {
@@ -273,7 +273,7 @@ impl Reading<'_> {
         let Some((name, end)) = self.ended.take() else {
             if record.version != self.contents.version {
                 let what = format!(
-                    "it continues from version {}, the snapshot is of {}",
+                    "it continues from version {}, but the snapshot is at {}",
                     record.version, self.contents.version
                 );
                 self.damage(journal_name(number), 0, what);
@@ -286,8 +286,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Compares what was read with the note of a clean close, if there is one: without the note, a journal that has lost its end looks like
-    /// one after a power failure.
+    /// Compares what was read with the note of a clean close, if there is one: without the note, a journal that has lost its end looks as
+    /// it would after a power failure.
     fn closed(&mut self) -> io::Result<()> {
         let noted = match read_text(self.files, CLOSED) {
             Err(error) if self.bad_sectors == BadSectors::Pass && is_bad_sector(&error) => {
