@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_005;
+const SRC_LINES: usize = 48_000;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 212;

@@ -1,6 +1,6 @@
 //! The stored roles of nodes, and the versions that show changes to other nodes.
 //!
-//! A role is stored under its name, for the nodes that divide its work, and under its node, for whoever removes the node. Both keys are
+//! A role is stored under its name, for the nodes that divide its work, and under its node, for the code that removes the node. Both keys are
 //! written together, and exist only as long as the node's row, because a node with a role counts as alive.
 //!
 //! Every change to the members, leases or resources of a pool moves the version of the pool and a common version. A node reads only the
