@@ -346,9 +346,9 @@ async fn a_barrier_waits_for_a_document_that_is_edited_again() {
 #[tokio::test(start_paused = true)]
 async fn keys_of_the_longest_ids_are_removed() {
     let documents = Documents::new(1).await;
-    let long = |n: usize| format!("{n:04}{}", "x".repeat(DocId::LEN_MAX - 4));
+    let id_of = |n: usize| format!("{n:04}{}", "x".repeat(DocId::LEN_MAX - 4));
     for n in 0..400 {
-        documents.edit(&long(n), 1, None).await;
+        documents.edit(&id_of(n), 1, None).await;
     }
     let store = documents.fixture.store.clone();
     let log = Log::doing(move |work: Work<Change>| {
