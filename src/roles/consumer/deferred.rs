@@ -25,7 +25,7 @@ use crate::{
 /// How many keys one transaction reads.
 const PAGE_KEYS: usize = 500;
 
-/// The maximum size of a part, and the size of a key without its id, in bytes: at most 500 keys, and 5 MB in a transaction.
+/// The maximum size of a part, and the size of a key without its id, in bytes: at most 500 keys, and 3 MB in a transaction.
 const PART_SIZE: usize = 500_000;
 const BESIDE_ID: usize = 1_000;
 
