@@ -32,7 +32,7 @@
 //! |---|---|---|---|
 //! | events while the process runs | a stream, batches or a callback of a [`dispatcher`] | the news that it wants, or `Lagged`; nothing after a crash | memory only |
 //! | to resume after a restart | a [`consumer`] | at least once; exactly once in the transaction of the effect | leases and checkpoints by shard |
-//! | a cache that reads its own writes | a [`Mirror`](dispatcher::Mirror) | as new as the version that you ask for | the living databases in memory |
+//! | a cache that reads its own writes | a [`Mirror`](dispatcher::Mirror) | as new as the version that you ask for | the existing databases in memory |
 //! | to share work among nodes | a member of a [`consumer`] on each | the same | the same |
 //! | to build or replicate per database | the recipes of a [`consumer`] | every change leads to a later run | leases and checkpoints by shard, and a key per failing database |
 //! | to process all documents of a database | a parallel job of a [`consumer`], on its [`changes`] | each document at least once | a read of its feed |

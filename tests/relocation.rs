@@ -503,7 +503,7 @@ async fn what_an_import_leaves_whose_process_dies_keeps_others_out_and_a_repeate
     assert_eq!(rows(&bus).await.len(), expected);
 }
 
-/// Regression: an export beside living notifiers succeeded: what they folded after it was in both buses.
+/// Regression: an export beside live notifiers succeeded: what they folded after it was in both buses.
 #[tokio::test(start_paused = true)]
 async fn an_export_is_refused_beside_living_nodes_and_producers() {
     let store = Store::memory();

@@ -99,7 +99,7 @@ impl Default for BusOptions {
 /// Runs `open`, which opens the bus under `prefix`. When the bus is opened for the first time since its folder was opened, the same
 /// transaction removes the nodes of earlier processes: they are dead, and no node should have to wait until they expire.
 ///
-/// Nodes join only through an open bus, so before the bus is marked as used there is no living node. A transaction that has its read
+/// Nodes join only through an open bus, so before the bus is marked as used there is no live node. A transaction that has its read
 /// version and then finds no mark reads only dead nodes, and conflicts if a node joins before its commit.
 async fn opened<T, R>(store: &Store, prefix: &[u8], keys: &Keys, open: impl Fn(Transaction) -> R) -> Result<T>
 where

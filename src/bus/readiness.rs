@@ -1,6 +1,6 @@
 //! Readiness: whether an event recorded now would be delivered, derived from facts.
 //!
-//! The bus is ready if the store answers, the process's nodes are members, each partition has a living owner, the oldest event in the
+//! The bus is ready if the store answers, the process's nodes are members, each partition has a live owner, the oldest event in the
 //! backlog is young, and the tail is at the end of the feed. These facts come from the parts of the [snapshot](super::snapshot) that the
 //! process needs. An answer alone proves nothing: a cluster returns read versions while its storage is away, and a wiped store answers
 //! every read.
@@ -41,7 +41,7 @@ pub(crate) enum Unready {
     Unreadable(Error),
     /// A node of the process has expired and was removed.
     FallenOut,
-    /// These partitions have no living notifier as their owner.
+    /// These partitions have no live notifier as their owner.
     Unowned(BTreeSet<u32>),
     /// Events in these partitions wait to be folded, the oldest for this long. The text says what fails in this process.
     Waiting(BTreeSet<u32>, Duration, String),
@@ -102,7 +102,7 @@ impl fmt::Display for Unready {
             ),
             Self::Unowned(partitions) => write!(
                 f,
-                "No living notifier owns {} of the partitions: {}. Start one, or wait until another has taken over.",
+                "No live notifier owns {} of the partitions: {}. Start one, or wait until another has taken over.",
                 partitions.len(),
                 ranges(partitions)
             ),
@@ -141,7 +141,7 @@ impl Bus {
         errors.find(|error| matches!(error, Error::OlderThanRows { .. })).map(Unready::Older)
     }
 
-    /// Whether living notifiers would fold an event recorded now, and `dispatcher` deliver it, as far as is known. The error says why not.
+    /// Whether live notifiers would fold an event recorded now, and `dispatcher` deliver it, as far as is known. The error says why not.
     pub(crate) async fn readiness(&self, dispatcher: &Dispatcher) -> Result<(), Unready> {
         let context = &*self.context;
         if let Some(unready) = self.permanent_failure() {

@@ -183,7 +183,7 @@ pub struct NodeHandle {
 impl Bus {
     /// Joins the bus as a new node; each call creates another one. A process needs a single node, from which it starts its roles.
     ///
-    /// Fails with [`Error::Invalid`] if an option is outside its limits, or another living process has the same id. If that process may be
+    /// Fails with [`Error::Invalid`] if an option is outside its limits, or another live process has the same id. If that process may be
     /// dead, the call waits until that is certain.
     pub async fn node(&self, options: NodeOptions) -> Result<Node> {
         let Context { store, keys, config, stats, polls, nodes_seen, .. } = &*self.context;

@@ -17,12 +17,12 @@ use crate::{
     state::context::Context,
 };
 
-/// The living databases by name, as they were at one moment.
+/// The existing databases by name, as they were at one moment.
 ///
 /// Clones are cheap, and a view never changes.
 pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 
-/// The newest row of every living database that a filter matches, by name, kept up to date by one writer. Reading a mirror costs no I/O and
+/// The newest row of every existing database that a filter matches, by name, kept up to date by one writer. Reading a mirror costs no I/O and
 /// never waits. Dropping a mirror stops its updates.
 ///
 /// A mirror fills until its first scan is complete ([`Mirror::caught_up`]). If it was cut off for so long that it may have missed
@@ -61,7 +61,7 @@ struct Content {
 }
 
 impl Dispatcher {
-    /// Starts a mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all events
+    /// Starts a mirror of the existing databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all events
     /// of these databases, or has a predicate.
     pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
         if !filter.wants_all_kinds() || filter.ddocs.is_some() {
@@ -98,7 +98,7 @@ impl Mirror {
         Ok(self.content.borrow().view.get(name).cloned())
     }
 
-    /// Returns all living databases, as they are now. Fails as [`Mirror::get`] does.
+    /// Returns all existing databases, as they are now. Fails as [`Mirror::get`] does.
     pub fn view(&self) -> Result<MirrorView> {
         self.living()?;
         Ok(self.content.borrow().view.clone())

@@ -129,7 +129,7 @@ async function watch (url, browser) {
   assert.equal(await browser.ask('[...document.querySelectorAll("#rows tr")].every(tr => tr.hidden === (tr.dataset.name !== "people"))'), true)
 
   console.log('seen')
-  await browser.until(`${STATE}.className === "bad" && ${STATE}.textContent.includes("No living notifier owns 64 of the partitions")`)
+  await browser.until(`${STATE}.className === "bad" && ${STATE}.textContent.includes("No live notifier owns 64 of the partitions")`)
   assert.notEqual(await browser.ask(`getComputedStyle(${STATE}).color`), await browser.ask('getComputedStyle(document.body).color'))
   await browser.picture('live-red.png', 'light')
   console.log('red')

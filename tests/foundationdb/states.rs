@@ -115,7 +115,7 @@ const STATES: [State; 7] = [
         log: Some("fallen out"),
     },
     State {
-        name: "no living notifier owns some partitions",
+        name: "no live notifier owns some partitions",
         begin: |stage| {
             let idle = block_on(notifier_without_leases(stage));
             Box::new(move |_| block_on(idle.end()))

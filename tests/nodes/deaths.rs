@@ -243,7 +243,7 @@ async fn an_opening_that_fails_leaves_the_dead_nodes_to_the_next_one() {
 }
 
 /// Regression: of two openings at once the first one removed the nodes of earlier processes. Its commit came late, or conflicted
-/// and was tried again, after the second one had returned and a node had joined; and it removed this living node.
+/// and was tried again, after the second one had returned and a node had joined; and it removed this live node.
 #[tokio::test]
 async fn of_two_openings_at_once_none_removes_a_living_node() {
     let store = disk_with_a_dead_node().await.open_small(1 << 30).unwrap();

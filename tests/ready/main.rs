@@ -279,7 +279,7 @@ async fn an_event_behind_undecodable_rows_is_seen_to_wait() {
     assert_eq!(answer["part"], "notifier", "the event has waited for a minute: {answer}");
 }
 
-/// Bug: what was seen of the tails was kept for each bus, so a living tail reset the lag of a dead one.
+/// Bug: what was seen of the tails was kept for each bus, so a live tail reset the lag of a dead one.
 #[tokio::test(start_paused = true)]
 async fn a_dead_tail_is_not_excused_by_that_of_another_dispatcher() {
     let store = Store::memory();

@@ -77,7 +77,7 @@ enum Command {
     Pause(Of),
     /// Resume a paused consumer.
     Resume(Of),
-    /// Print how far a consumer is behind in each shard.
+    /// Print how far behind a consumer is in each shard.
     Lag(Of),
     /// Show ids whose work failed, is stalled or takes long, or give up on one of them.
     #[command(subcommand)]
@@ -291,7 +291,7 @@ pub fn state(consumer: &Value) -> String {
     if found.is_empty() { "works".to_owned() } else { found.join(", ") }
 }
 
-/// Returns the cells of a table row that shows how far a consumer is behind in a shard.
+/// Returns the cells of a table row that shows how far behind a consumer is in a shard.
 fn lag_cells(lag: &Value) -> Vec<String> {
     let more = if lag["is_exact"] == true { "" } else { "+" };
     vec![text(&lag["shard"]), format!("{}{more}", text(&lag["rows"])), duration(&lag["age_ms"])]

@@ -75,7 +75,7 @@ impl<'a> Import<'a> {
     /// Begins an import. Fails unless the prefix is free; removes what an unfinished import left behind.
     async fn begin(store: &'a Store, keys: &'a Keys) -> Result<Self> {
         let import = Self { store, keys, token: NodeId::random(store.env()).0 };
-        // Without a bus there should be no nodes. Any living ones would mistake the imported bus for their own.
+        // Without a bus there should be no nodes. Any live ones would mistake the imported bus for their own.
         let silence = Silence::of_bus(store, keys).await?;
         store
             .run(async |tx| {

@@ -58,7 +58,7 @@ impl Bus {
     /// restored: the store is then older than its own rows ([`Error::OlderThanRows`]), and nothing is folded until this is done. Returns
     /// the new incarnation; a retry after a failure does not raise it twice. Readers that had read beyond the copy get [`Error::Expired`].
     ///
-    /// Nodes may be alive: the raise removes all nodes, leases and fold marks, so that living nodes commit no more work, and find out with
+    /// Nodes may be alive: the raise removes all nodes, leases and fold marks, so that live nodes commit no more work, and find out with
     /// their next heartbeat that they have to open the bus again. Producers and writers of documents have no lease: stop them.
     ///
     /// Fails with [`Error::Invalid`] if the incarnation is neither `from` nor the one after it. It also fails if the store is later than
@@ -87,7 +87,7 @@ async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
 /// the old incarnation were not restored. A folder knows how far the copy went, so readers that had read to the end of the copy stay valid.
 async fn raise(store: &Store, keys: &Keys, from: Incarnation, force: bool) -> Result<Incarnation> {
     let history = History { store, keys, incarnation: from };
-    // On a store that is older than its rows, living nodes do nothing. On any other they work, unless opening the store has kept them out.
+    // On a store that is older than its rows, live nodes do nothing. On any other they work, unless opening the store has kept them out.
     let is_alone = !force || store.is_unused(keys.prefix());
     let silence = if is_alone { None } else { Some(Silence::of_bus(store, keys).await?) };
     store.run(async |tx| {

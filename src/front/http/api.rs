@@ -69,7 +69,7 @@ impl Inner {
         self.feed.context.env()
     }
 
-    /// Takes a place for a lasting feed of `caller`. Fails with 429 if no place is left.
+    /// Takes a place for a long-lived feed of `caller`. Fails with 429 if no place is left.
     pub fn enter(&self, caller: &Caller) -> Result<FeedPermit, Failure> {
         self.feeds.enter(caller.name(), self.options.feeds_per_name_max)
     }

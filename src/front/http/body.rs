@@ -41,7 +41,7 @@ pub(super) struct Bodies {
     /// The maximum size of a body, before and after inflating, in bytes.
     len_max: usize,
     room: Arc<Semaphore>,
-    /// The room for the parts of bodies that feeds keep. It is separate, so that lasting feeds do not hold up other requests.
+    /// The room for the parts of bodies that feeds keep. It is separate, so that long-lived feeds do not hold up other requests.
     kept: Arc<Semaphore>,
     /// One permit for each body of an unauthenticated caller.
     anonymous: Semaphore,

@@ -1,4 +1,4 @@
-//! [`Caller`] is the sender of a request. [`Grant`] says what a caller may do, and [`OpenFeeds`] counts the lasting feeds of each caller.
+//! [`Caller`] is the sender of a request. [`Grant`] says what a caller may do, and [`OpenFeeds`] counts each caller's long-lived feeds.
 //!
 //! Roles are words, as in CouchDB. The server's own roles begin with an underscore; only a layer knows the meaning of the others.
 
@@ -216,11 +216,11 @@ impl Caller {
     }
 }
 
-/// How many lasting feeds each name has open.
+/// How many long-lived feeds each name has open.
 #[derive(Debug, Default)]
 pub(super) struct OpenFeeds(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
 
-/// A feed's place among the lasting feeds of its caller. Dropping the permit frees the place.
+/// A feed's place among the long-lived feeds of its caller. Dropping the permit frees the place.
 #[derive(Debug)]
 pub(super) struct FeedPermit(Arc<AtomicUsize>);
 
@@ -239,7 +239,7 @@ impl OpenFeeds {
         Ok(FeedPermit(open))
     }
 
-    /// Returns how many lasting feeds there are.
+    /// Returns how many long-lived feeds there are.
     pub fn count(&self) -> usize {
         self.0.lock().values().map(|open| open.load(Ordering::Relaxed)).sum()
     }

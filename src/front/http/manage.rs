@@ -210,7 +210,7 @@ async fn health(State(inner): Shared) -> Response {
     }
 }
 
-/// Answers 200 if an event that is recorded now would be delivered: the node can read what its work needs, a living notifier owns each
+/// Answers 200 if an event that is recorded now would be delivered: the node can read what its work needs, a live notifier owns each
 /// partition, no event has been seen waiting for long, the tail is at the end of the feed, and the node is not shutting down.
 async fn ready(State(inner): Shared) -> Response {
     // This check comes first, because a node whose bus is gone is closing as well, and has to say why.

@@ -18,7 +18,7 @@ pub struct ApiOptions {
     pub timeout_max: Duration,
     /// The maximum `heartbeat` interval. Default: 60 s.
     pub heartbeat_max: Duration,
-    /// How many lasting feeds each name may have open; all callers without a name share this number. Default: 10,000.
+    /// How many long-lived feeds each name may have open; all callers without a name share this number. Default: 10,000.
     pub feeds_per_name_max: usize,
     /// How long the documents of a page may take before the feed is cut off. Default: 60 s.
     pub doc_reads_limit: Duration,

@@ -114,7 +114,7 @@ struct Stream<S> {
 }
 
 /// Answers with the feed that `query` asks for, or with 304 if the client already has the answer with this `tag`. `begin` makes the source
-/// of the feed. Fails with 429 if the caller has too many lasting feeds.
+/// of the feed. Fails with 429 if the caller has too many long-lived feeds.
 pub(super) async fn answer<S: Source>(
     inner: &Arc<Inner>,
     parts: &Parts,

@@ -42,7 +42,7 @@ pub struct ConsumerSettings {
     pub filter: Filter,
     /// Where the consumer starts. Default: with new rows.
     pub start: Start,
-    /// How long the consumer may be without a living member before the janitor deletes it. Default: never.
+    /// How long the consumer may be without a live member before the janitor deletes it. Default: never.
     pub expiry: Option<Duration>,
 }
 

@@ -160,7 +160,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         Self { settings: self.settings.start(start.into()), ..self }
     }
 
-    /// Sets how long the consumer may be without a living member before the janitor deletes it, if this builder creates the consumer. Only
+    /// Sets how long the consumer may be without a live member before the janitor deletes it, if this builder creates the consumer. Only
     /// time during which a janitor works counts. Default: never; tombstones are then kept until the consumer has passed them.
     pub fn expire_after(self, expiry: Duration) -> Self {
         Self { settings: self.settings.expiry(Some(expiry)), ..self }

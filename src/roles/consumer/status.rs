@@ -43,7 +43,7 @@ const RUNS: usize = 16;
 /// The maximum number of rows in one page.
 const PAGE_ROWS: usize = 1_000;
 
-/// About how many rows are read, over all shards of a feed, to find out how far its consumers are behind.
+/// About how many rows are read, over all shards of a feed, to find out how far behind its consumers are.
 const TAIL_ROWS: usize = 40_000;
 
 /// The minimum number of these rows to read in each shard.
@@ -104,7 +104,7 @@ pub struct ConsumerShard {
     pub failing: Option<ShardFailure>,
 }
 
-/// How far a consumer is behind in a shard.
+/// How far behind a consumer is in a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ConsumerLag {
@@ -143,7 +143,7 @@ impl ConsumerStatus {
         }
     }
 
-    /// Describes what needs attention. `lag` says how far the consumer is behind.
+    /// Describes what needs attention. `lag` says how far behind the consumer is.
     pub fn troubles(&self, lag: &[ConsumerLag]) -> Vec<String> {
         let mut troubles = Vec::new();
         if self.is_paused {
@@ -305,7 +305,7 @@ async fn deferred_in(
     Ok(counts)
 }
 
-/// Returns how far each of `consumers` is behind, by shard. It reads the newest rows of each shard, back to the lowest position, but at
+/// Returns how far behind each of `consumers` is, by shard. It reads the newest rows of each shard, back to the lowest position, but at
 /// most a share of [`TAIL_ROWS`]. The cost does not grow with the number of consumers, except for a read per position that is further back.
 /// A consumer at such a position is behind by at least these rows. Consumers whose feed is gone, or beyond [`FEEDS_MAX`], are left out.
 pub(crate) async fn lags(
@@ -453,7 +453,7 @@ impl ConsumerHandle {
         self.context.store.run(read).await
     }
 
-    /// Returns how far the consumer is behind in each shard that it reads, or will read after a reshard, in the order of the shard ids,
+    /// Returns how far behind the consumer is in each shard that it reads, or will read after a reshard, in the order of the shard ids,
     /// even if no node works for it. Fails with [`Error::NoConsumer`](crate::Error::NoConsumer) and
     /// [`Error::NoFeed`](crate::Error::NoFeed).
     pub async fn lag(&self) -> Result<Vec<ConsumerLag>> {

@@ -13,10 +13,10 @@ use crate::{
 pub struct NotifierOptions {
     /// How the notifier takes its share of the partitions.
     pub balance: BalanceOptions,
-    /// The maximum share of time that folds of a partition may compute, in percent, 1 to 100. The longer a fold has computed, the longer it
-    /// pauses, so that more events are coalesced into the next fold; time spent waiting for the store counts as pause. Default: 40.
+    /// The maximum share of time that a partition's folds may spend computing, in percent, 1 to 100. The longer a fold computes, the longer
+    /// it pauses, so that more events are coalesced into the next fold; time spent waiting on the store counts as pausing. Default: 40.
     pub fold_percent: u8,
-    /// The longest such pause. Zero folds without a pause. Default: 25 ms.
+    /// The longest such pause. If zero, folds do not pause. Default: 25 ms.
     pub fold_interval_max: Duration,
     /// How often the notifier polls for events whose ring was lost. Default: 1 s.
     pub poll_interval: Duration,

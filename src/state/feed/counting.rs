@@ -51,7 +51,7 @@ pub(crate) struct KnownMarks {
 pub(crate) struct Counted {
     /// The number of rows after the position.
     pub behind: u64,
-    /// The position of the newest row of the feed at that time; the smallest sequence if there was none.
+    /// The position of the newest row of the feed when the rows were counted; the smallest sequence if there was none.
     pub newest: Sequence,
 }
 

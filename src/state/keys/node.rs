@@ -1,4 +1,4 @@
-//! Families 10 and 14: the living nodes and their roles.
+//! Families 10 and 14: the live nodes and their roles.
 //!
 //! Only the node itself writes its row, at every heartbeat. Another node removes the row once it has seen no heartbeat for as long as the
 //! expiry in the row. A role has one key by role, so that the nodes that divide its work are read in one range, and one key by node, so
@@ -124,7 +124,7 @@ pub(crate) struct NodeRow {
     pub token: [u8; 16],
     /// When the node joined, in milliseconds since 1970; for display only.
     pub started_ms: u64,
-    /// After how many milliseconds without a heartbeat the node counts as dead; `u64::MAX` means never.
+    /// The number of milliseconds without a heartbeat after which the node counts as dead; `u64::MAX` means never.
     pub expiry_ms: u64,
 }
 

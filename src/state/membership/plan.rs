@@ -15,7 +15,7 @@ use crate::state::{
 pub(super) struct View<'a> {
     /// The node that decides.
     pub me: NodeId,
-    /// The living nodes with the pool's role, each with the maximum number of resources that it may own.
+    /// The live nodes with the pool's role, each with the maximum number of resources that it may own.
     pub members: Vec<(NodeId, u32)>,
     pub resources: Vec<u64>,
     pub leases: BTreeMap<u64, Lease>,

@@ -31,9 +31,9 @@ pub struct NodeStatus {
     pub beat: u64,
     /// When the node last joined, in milliseconds since 1970 by its own clock.
     pub started_ms: u64,
-    /// After how many milliseconds without a heartbeat others consider the node dead; `u64::MAX` means never.
+    /// The number of milliseconds without a heartbeat after which others consider the node dead; `u64::MAX` means never.
     pub expiry_ms: u64,
-    /// For how many milliseconds this process has seen no new heartbeat; 0 when it first sees the node.
+    /// The number of milliseconds for which this process has seen no new heartbeat; 0 when it first sees the node.
     pub silent_ms: u64,
     /// Whether `silent_ms` has reached the expiry, so that others consider the node dead.
     pub is_silent: bool,
@@ -113,7 +113,7 @@ impl Members {
 #[cfg(feature = "http")]
 const HANDOVER_MAX: Duration = Duration::from_secs(3);
 
-/// Since when partitions have had no living owner.
+/// Since when partitions have had no live owner.
 #[cfg(feature = "http")]
 #[derive(Debug, Default)]
 pub(crate) struct Handovers(Mutex<HandoversState>);
@@ -123,13 +123,13 @@ pub(crate) struct Handovers(Mutex<HandoversState>);
 struct HandoversState {
     /// Whether all partitions once had an owner at the same time.
     were_owned: bool,
-    /// The partitions without a living owner, each with the epoch of its lease, which every handover changes.
+    /// The partitions without a live owner, each with the epoch of its lease, which every handover changes.
     unowned: LastSeen<u32, u64>,
 }
 
 #[cfg(feature = "http")]
 impl Handovers {
-    /// Returns which of the `count` partitions no living node owns at `now`, leaving out those that may be changing hands.
+    /// Returns which of the `count` partitions no live node owns at `now`, leaving out those that may be changing hands.
     pub fn unowned(&self, count: u32, found: &Members, now: Duration) -> BTreeSet<u32> {
         let mut state = self.0.lock();
         // Neighbours remove a dead node after its expiry. For a node without neighbours, this check finds out that it is dead.

@@ -189,7 +189,7 @@ impl<H: DbHandler<Scan>> Handler<Work<Notification>> for Replicate<H> {
 }
 
 impl<H> Replicate<H> {
-    /// Returns the prefix of the keys of all databases of a name. It includes the name's length, so that no name is a prefix of another.
+    /// Returns the prefix of the keys of all databases with this name. It includes the name's length, so no prefix begins with another.
     fn name_key(&self, db: &Db) -> Vec<u8> {
         let name = db.name.as_str().as_bytes();
         let len = u16::try_from(name.len()).expect("names are at most 1,024 bytes");
@@ -201,7 +201,7 @@ impl<H> Replicate<H> {
     }
 }
 
-/// Removes the positions of all databases of a name except the successor.
+/// Removes the positions of all databases with this name except the successor.
 async fn forget(work: &Work<Notification>, name: Vec<u8>, successor: Option<DbInstance>) -> Result<()> {
     let all = KeyRange::prefix(name.clone());
     let forget = async |tx: Transaction| {

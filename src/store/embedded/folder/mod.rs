@@ -20,8 +20,8 @@
 //! # Room
 //!
 //! If the journals have grown to twice that length, commits wait for the snapshot, so the folder takes at most four times the size of its
-//! rows, plus a constant. If there is no room for a snapshot or a commit, commits fail with `no_room` and have no effect, and each of them
-//! tries again. An opening writes an overdue snapshot first, and continues without it if there is no room.
+//! rows, plus a constant. If there is no room for a snapshot or a commit, commits fail with `no_room` and have no effect, and each later
+//! commit makes another attempt. When the store is opened, an overdue snapshot is written first, or skipped if there is no room for it.
 
 mod files;
 mod history;
