@@ -22,8 +22,8 @@ use crate::{
 /// Clones are cheap, and a view never changes.
 pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 
-/// The newest row of every existing database that a filter matches, by name, kept up to date by one writer. Reading a mirror costs no I/O and
-/// never waits. Dropping a mirror stops its updates.
+/// The newest row of every existing database that a filter matches, by name, kept up to date by one writer. Reading a mirror costs no I/O
+/// and never waits. Dropping a mirror stops its updates.
 ///
 /// A mirror fills until its first scan is complete ([`Mirror::caught_up`]). If it was cut off for so long that it may have missed
 /// deletions, it is filled again in the background; the old view stays until then. Once the mirror has ended with its dispatcher, every
@@ -61,8 +61,8 @@ struct Content {
 }
 
 impl Dispatcher {
-    /// Starts a mirror of the existing databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all events
-    /// of these databases, or has a predicate.
+    /// Starts a mirror of the existing databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all
+    /// events of these databases, or has a predicate.
     pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
         if !filter.wants_all_kinds() || filter.ddocs.is_some() {
             let reason = "a mirror needs all events of its databases: narrow the names only";
