@@ -90,7 +90,9 @@ fn main() -> ExitCode {
     if let Some(code) = child::play() {
         return code;
     }
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // Trials wait most of their time.
+    arguments.test_threads.get_or_insert(3);
     let conclusion = libtest_mimic::run(&arguments, all());
     fixture::stop_cluster();
     notibus::store::stop_network();
