@@ -154,7 +154,7 @@ fn it_does_not_open_itself_to_others_without_credentials() {
         (&["--credentials", "/does/not/exist"], "/does/not/exist"),
         (&["--listen", "here"], "--listen"),
         // Regression: such a name never matched, without any message.
-        (&["--host", "db.example:5985"], "--host: \"db.example:5985\" is no name"),
+        (&["--host", "db.example:5985"], "--host: \"db.example:5985\" is not a bare name"),
         (&["--store", "disk:x"], "--store"),
     ] {
         let mut command = notibus();
