@@ -241,7 +241,7 @@ where
         let Shared { context, .. } = &*self.source.reader.shared;
         context.stats.callback_skips.add(1);
         let (id, row) = (self.source.reader.state.id, row.map(|row| (row.name.clone(), row.sequence)));
-        tracing::error!(subscriber = %id, ?row, "skipped an item on which the callback panicked every time");
+        tracing::error!(subscriber = %id, ?row, "skipped an item that makes the callback panic every time");
     }
 
     /// Waits before another callback is made, or until the subscription ends.
