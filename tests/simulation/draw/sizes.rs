@@ -45,7 +45,7 @@ impl WorldPlan {
             self.crowd(random);
         }
         if self.sizes.has_many_shards {
-            self.shards = random.u32(1_000..=3_000);
+            self.shards = random.u32(300..=1_000);
             self.grow_roomy();
         }
         if self.sizes.has_long_names {
