@@ -149,7 +149,7 @@ async fn pools_of_many_partitions_are_joined() {
     }
 }
 
-/// A second member of a consumer of 10,000 shards had not started after 25 s.
+/// Regression: a second member of a consumer of 10,000 shards had not started after 25 s.
 #[tokio::test(start_paused = true)]
 async fn pools_of_many_shards_are_divided_among_three() {
     let shards = if is_full() { 1_000 } else { 500 };
