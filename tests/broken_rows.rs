@@ -237,7 +237,7 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
 }
 
 /// Bug: one damaged entry of a past topology stopped every reader of the feed, and the deletion of old entries of all feeds. Fix: the entries
-/// around it tell which shards it had, so all rows can be read; only the ids whose rows stand there cannot be found.
+/// around it tell which shards it had, so all rows can be read; only the ids whose rows are in its shards cannot be found.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_topology_entry_of_the_past_stops_its_own_ids_alone() {
     for damaged in 0..2 {

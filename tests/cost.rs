@@ -96,7 +96,7 @@ fn is_producers(attempt: &Attempt) -> bool {
         })
 }
 
-/// Whether it is what nodes do to know of each other, by the clock.
+/// Whether `attempt` is what nodes do at intervals to keep track of each other.
 fn is_members(attempt: &Attempt) -> bool {
     attempt.operations.iter().any(|done| match done {
         Operation::Get { key, .. } => family(key) == "polled",
@@ -149,7 +149,7 @@ impl Node {
     }
 }
 
-/// What the third event of a database costs one node that folds and delivers, in a quiet bus of so many shards.
+/// What the third event of a database costs one node that folds and delivers, in a quiet bus with `shards` shards.
 async fn lone_event(shards: u32) -> Cost {
     let store = Store::memory();
     let mut node = Node::start(&store, BusOptions::default().shards(shards), true).await;

@@ -136,7 +136,7 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room() {
             left.store(now.saturating_sub(*len), Ordering::Relaxed);
             match now {
                 0 => Some(DiskFault::Fails(DiskFault::FULL)),
-                // It becomes full in the middle of a write.
+                // The disk fills up in the middle of a write.
                 now if now < *len && most > 0 => Some(DiskFault::Short(most.min(*len))),
                 now if now < *len => Some(DiskFault::Fails(DiskFault::FULL)),
                 _ => None,
@@ -287,7 +287,8 @@ async fn commit(store: &Store, number: usize) -> Result<()> {
         .await
 }
 
-/// A disk on which all operations fail after so many; if `happens`, the first failed one takes effect.
+/// Makes all operations of `disk` fail after the first `operations`, except for reads; if `happens`, the first that fails still takes
+/// effect.
 fn cut_power(disk: &SimulatedDisk, operations: usize, happens: bool) -> Arc<AtomicUsize> {
     let done = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&done);

@@ -1,4 +1,4 @@
-//! Transactions that are committed exactly once: unknown results, late commits, runs of one key, and sweeps meanwhile.
+//! Transactions that are committed exactly once: unknown results, late commits, repeated runs with one key, and concurrent sweeps.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -214,7 +214,7 @@ async fn an_error_says_whether_anything_may_be_committed() {
     for (faults, reads_fail, code) in [
         // The read of the key failed.
         (vec![after(UNKNOWN)], true, 1021),
-        // The read has shown that nothing was committed, and a settled commit does not happen later.
+        // The read has shown that nothing was committed, and a settled commit cannot take effect later.
         (vec![before(UNKNOWN), give_up.clone()], false, 1510),
         // But an unsettled commit may.
         (vec![late.clone(), give_up.clone()], false, 1039),
@@ -387,8 +387,8 @@ async fn number(store: &Store, key: &[u8]) -> u64 {
     found.try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// Bug: a raise cleared the results and the version before which they were swept, so a missing key seemed to prove that nothing was
-/// committed. Fix: it keeps the results.
+/// Bug: raising the incarnation cleared the results and the version before which they were swept, so a missing key seemed to prove that
+/// nothing was committed. Fix: raising it keeps the results.
 #[tokio::test(start_paused = true)]
 async fn a_run_that_a_raise_of_the_incarnation_interrupts_is_not_repeated() {
     let store = Store::memory();

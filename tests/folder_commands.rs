@@ -101,7 +101,7 @@ fn commands_that_read_say_so_if_another_process_has_the_folder_open() {
         (&["tail", "--follow", "--store", &store], "--url"),
         (&["consumers", "delete", "mailer", "--yes", "--store", &store], "--url"),
     ] {
-        // It may be closed later, so this is no bad argument.
+        // The store may be closed later, so this is not a usage error.
         let said = notibus(writer, 1).1;
         assert!(said.contains("in another process") && said.contains(instead), "{writer:?}: {said}");
     }

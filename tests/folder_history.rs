@@ -40,7 +40,7 @@ async fn is_expired(bus: &Bus, since: impl Into<Cursor>) -> bool {
     }
 }
 
-/// What the life of a store in `folder` leaves: positions of before the copy, and of after it.
+/// Runs a bus in `folder` and copies it to `copy`. Returns a position from before the copy, and one from after it.
 async fn live_and_copy(folder: &Path, copy: &Path) -> (Sequence, Sequence) {
     let store = Store::open_dir(folder).unwrap();
     let bus = wide_bus(&store).await;
@@ -101,8 +101,8 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
     }
 }
 
-/// Bug: a raise ended the incarnation at its last row, and refused who had read to the end of the copy: so a job that had kept its cursor in
-/// the store expired for good. Fix: a folder knows up to where the copy went.
+/// Bug: raising the incarnation ended the previous one at its last row, and refused readers that had read to the end of the copy, so a job
+/// that had kept its cursor in the store expired for good. Fix: a folder knows up to where the copy went.
 #[tokio::test]
 async fn what_was_kept_in_a_copy_stays_valid_after_a_raise() {
     let parent = tempfile::tempdir().unwrap();

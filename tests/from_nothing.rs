@@ -54,7 +54,7 @@ static ALLOCATOR: Counting = Counting;
 /// More than the memory of a row, with its name and its place in a page, while it is read and decoded.
 const ROW_BYTES_MAX: usize = 2_048;
 
-/// More than all else allocates meanwhile.
+/// More than everything else allocates during the test.
 const BESIDES_BYTES_MAX: usize = 4 << 20;
 
 /// How many databases one transaction creates.

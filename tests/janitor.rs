@@ -314,7 +314,7 @@ async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
     }
 }
 
-/// A reader that began at zero expires if a database that it may have met is deleted and its tombstone removed meanwhile.
+/// A reader that began at zero expires if a database that it may have seen is deleted and its tombstone removed before the reader is done.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_began_before_the_deletion_expires() {
     let store = Store::memory();
@@ -524,7 +524,8 @@ async fn a_parallel_job_does_not_expire_for_a_tombstone_that_it_has_worked_on() 
     }
 }
 
-/// A parallel job works on a tombstone that the janitor drops meanwhile. `is_resharded` after the tombstone, the shard ends in that round.
+/// A parallel job works on a tombstone that the janitor drops while the job runs. If the feed `is_resharded` after the tombstone, the shard
+/// ends in that round.
 async fn worked_on(is_resharded: bool) {
     let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().shards(1)).await.unwrap();

@@ -479,7 +479,7 @@ async fn the_poll_makes_good_watches_that_are_dropped_or_refused() {
     }
 }
 
-/// An environment in which each poll computes for 50 ms, on a machine whose clock stands meanwhile.
+/// An environment in which each poll computes for 50 ms, on a machine whose clock stands still while it computes.
 struct Computing(Env, AtomicU64);
 
 impl Environment for Computing {

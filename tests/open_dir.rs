@@ -200,9 +200,9 @@ fn copy(from: &Path, to: &Path) {
 /// A way to damage a file.
 #[derive(Debug, Clone, Copy)]
 enum Damage {
-    /// Nothing is left of it.
+    /// The file is removed.
     Missing,
-    /// It is cut to this share of its length, in hundredths.
+    /// The file is cut to this share of its length, in hundredths.
     Cut(usize),
     /// The byte at this share of its length is changed, in hundredths.
     Flipped(usize),
@@ -252,11 +252,11 @@ fn a_commit_that_changes_no_row_keeps_its_version() {
 /// The result of opening a damaged store.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
-    /// It was refused with [`Error::Open`].
+    /// The folder was refused with [`Error::Open`].
     Refused,
-    /// It opened with all rows.
+    /// The folder was opened with all rows.
     Whole,
-    /// It opened without the rows of some of the newest commits.
+    /// The folder was opened without the rows of some of the newest commits.
     Shorter,
 }
 

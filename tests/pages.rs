@@ -105,7 +105,7 @@ curl() {
 "#;
 
 struct Block<'a> {
-    /// What stands behind the fence.
+    /// The text after the opening fence.
     mark: &'a str,
     line: usize,
     text: String,

@@ -528,8 +528,8 @@ async fn an_export_is_refused_beside_living_nodes_and_producers() {
     assert!(matches!(refused, Err(Error::Invalid { what: "export", .. })), "{refused:?}");
 }
 
-/// Regression: a layer's rows were of incarnation 1, because its cluster had moved once, and the bus that adopted them was new. Later
-/// rows stood before them, so that readers missed these, and edits left the old rows behind.
+/// Regression: a layer's rows were of incarnation 1, because its cluster had moved once, and the bus that adopted them was new. Later rows
+/// were placed before them, so that readers missed the later rows, and edits left the old rows behind.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_later_incarnation_are_not_adopted() {
     let store = Store::memory();
@@ -557,7 +557,7 @@ async fn rows_of_a_later_incarnation_are_not_adopted() {
 }
 
 /// Regression: a process that was forgotten when the store was restored elsewhere noticed that with its next heartbeat only. Until then
-/// it wrote rows of the old incarnation, which stand before rows that readers have seen.
+/// it wrote rows of the old incarnation, which come before rows that readers have seen.
 #[tokio::test(start_paused = true)]
 async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() {
     let store = Store::memory();

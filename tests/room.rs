@@ -18,7 +18,7 @@ use notibus::{
 /// The least length of the journals at which a snapshot is written.
 const JOURNAL_LEN: u64 = 20_000;
 
-/// So many rows of so many bytes are overwritten again and again.
+/// The number and the length of the rows that are overwritten again and again.
 const ROWS: usize = 100;
 const ROW_LEN: usize = 1_000;
 

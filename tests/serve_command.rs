@@ -106,7 +106,7 @@ fn the_file_of_credentials_is_read_again_and_a_bad_one_changes_nothing() {
     assert!(is_known(&first) && !is_known(&second));
     let set_mode = |mode| std::fs::set_permissions(file.path(), PermissionsExt::from_mode(mode)).unwrap();
     let status = || served.ask(&with("/_notibus/status", &format!("Authorization: Bearer {first}")));
-    // These are malformed, a name that stands there twice, and a file that others may read.
+    // A malformed line, a name that occurs twice, and a file that others may read.
     for (bad, mode, why) in [
         ("anna:secret\n", 0o600, "line 1"),
         (&*format!("{anna}{bob}{bob}"), 0o600, "line 3"),

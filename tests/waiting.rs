@@ -100,8 +100,8 @@ async fn good_hints_are_not_spaced() {
     }
 }
 
-/// An idle node makes two reads a second for all that waits in it, one for events and one for rows; three more to know of the other nodes;
-/// and commits every two seconds.
+/// An idle node makes two reads a second for everything that waits in it, one for events and one for rows, and three more to learn about
+/// the other nodes; it commits every two seconds.
 #[tokio::test(start_paused = true)]
 async fn an_idle_node_makes_two_reads_a_second_for_all_who_wait() {
     const SECONDS: usize = 600;

@@ -54,7 +54,7 @@ async fn work_asked_for_while_the_id_runs_follows() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The same, but for an id whose long run already has a key.
+/// Work on an id is asked for while the id is in a long run that already has a key: the id is worked on once more after that run.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_during_a_long_run_follows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -645,7 +645,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_g
         change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
         consumer.caught_up().await.unwrap();
         consumer.shutdown().await.unwrap();
-        // Nobody works for the consumer meanwhile.
+        // For now, nobody works for the consumer.
         fails.store(true, Ordering::Relaxed);
         fixture.handle().again("a", false).await.unwrap();
         change(&fixture, 1, [0, 1, 0, 0], [1, 1, 0, 0]).await;

@@ -30,7 +30,7 @@ pub enum DiskOperation {
     Open(String),
     /// These bytes of a file are read, as far as it has them.
     Read(String, Range<u64>),
-    /// So many bytes are written to a file.
+    /// This many bytes are written to a file.
     Write(String, usize),
     /// A file is cut.
     Cut(String),
@@ -47,11 +47,11 @@ pub enum DiskOperation {
 /// A fault of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskFault {
-    /// It fails with this code of the operating system, and has no effect.
+    /// The operation fails with this code of the operating system, and has no effect.
     Fails(i32),
-    /// It takes effect, and fails with this code.
+    /// The operation takes effect, and fails with this code.
     FailsAfter(i32),
-    /// A write takes at most so many bytes, and returns their number.
+    /// A write takes at most this many bytes, and returns how many it took.
     Short(usize),
 }
 
@@ -90,9 +90,9 @@ struct State {
     files: Vec<Content>,
     /// The number of the file under each name.
     names: BTreeMap<String, usize>,
-    /// The same on disk.
+    /// `names` as it would be after a power failure that loses all `renames`.
     synced_names: BTreeMap<String, usize>,
-    /// The changes of names since then.
+    /// The changes of names that are not yet certain to be on disk, in order.
     renames: Vec<Naming>,
     is_locked: bool,
     /// The most bytes of all files together; `None` is no limit.
@@ -225,7 +225,7 @@ impl SimulatedDisk {
         Ok(self.open_in(Env::system(), journal_len_min)?.database)
     }
 
-    /// The same, for a process with this `env`.
+    /// Like [`SimulatedDisk::open_small`], but in a process with this `env`.
     pub fn open_in(&self, env: Env, journal_len_min: u64) -> Result<DiskStore> {
         let options = FolderTuning { journal_len_min, has_threads: false, ..FolderTuning::default() };
         self.open_with(env, options)

@@ -106,7 +106,7 @@ pub(crate) async fn rows_carry_the_stamps_of_their_transactions() {
     assert!(bus.is_drained().await.unwrap());
 }
 
-/// The bytes of the rows of the design documents' family.
+/// The stored rows of the design documents, as keys and values.
 async fn ddoc_rows(store: &Store, prefix: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     // The tuple element of the family's number, after the prefix.
     let range = KeyRange::prefix([prefix, b"\x15\x09"].concat());

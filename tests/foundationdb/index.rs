@@ -87,7 +87,8 @@ async fn numbers(store: &Store, prefix: &[u8], what: &str) -> BTreeMap<Vec<u8>, 
     found
 }
 
-/// Three processes build the indexes of 5,000 databases, and are killed and replaced meanwhile: in the end the index equals the documents.
+/// Three processes build the indexes of 5,000 databases, and are killed and replaced while they do so: in the end the index equals the
+/// documents.
 pub(crate) async fn an_index_kept_by_three_processes_equals_the_documents() {
     let (file, prefix) = (fixture::shared(), fixture::prefix("index"));
     let store = fixture::open(&file).await;

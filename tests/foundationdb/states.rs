@@ -59,13 +59,13 @@ struct State {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Feeds {
-    /// They have heartbeats, whatever they read, and new ones are refused.
+    /// Feeds have heartbeats, whatever they read, and new ones are refused.
     Wait,
-    /// Those that have begun have heartbeats; others need what is damaged, and are refused or cut off.
+    /// Feeds that have begun have heartbeats; others need what is damaged, and are refused or cut off.
     GoOnOnly,
-    /// They have heartbeats and rows of some databases, and new ones begin.
+    /// Feeds have heartbeats and rows of some databases, and new ones begin.
     GoOnInPart,
-    /// They end, and new ones are refused.
+    /// Feeds end, and new ones are refused.
     End,
 }
 
@@ -262,7 +262,7 @@ impl State {
         })
     }
 
-    /// Asserts what becomes of a feed that was reading rows of before when the state began: they filled all buffers.
+    /// Asserts what happens to a feed that was still reading older rows when the state began: those rows filled all buffers.
     fn is_shown_by_old_rows(&self, mut loading: Follower) {
         match self.feeds {
             Feeds::GoOnOnly => assert!(!loading.until_end(), "{}: it is cut off", self.name),

@@ -128,7 +128,7 @@ proptest! {
     }
 
     /// However members come and go, each member owns few runs of neighbours: at most one more for each member
-    /// that has come or gone meanwhile.
+    /// that has joined or left since.
     #[test]
     fn neighbours_stay_together(changes in proptest::collection::vec(0_u16..16, 1..20)) {
         let mut members = BTreeSet::new();

@@ -238,8 +238,8 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
     }
 }
 
-/// Regression: another process lived under the id of a node that had fallen out. The node logged that four times a second forever, and
-/// knew of no trouble; a role that it entered meanwhile counted as published.
+/// Regression: another process lived under the id of a node that had dropped out. The node logged that four times a second forever, and
+/// knew of no trouble; a role that it entered during that time counted as published.
 #[tokio::test(start_paused = true)]
 async fn a_node_whose_id_another_process_has_enters_no_role() {
     let store = Store::memory();

@@ -13,8 +13,8 @@ use tokio_stream::StreamExt;
 use super::fixture::{EXPIRY, INTERVAL};
 use crate::common::{db, narrow_bus, record, stored, within};
 
-/// Regression: only what held leases ended. The tail, subscribers and mirrors of a process went on with whatever stood under
-/// the prefix of its bus, although the log said that its roles end.
+/// Regression: only what held leases ended. The tail, subscribers and mirrors of a process continued with whatever was stored under the
+/// prefix of its bus, although the log said that its roles end.
 #[tokio::test(start_paused = true)]
 async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     let faults = Faults::new(&Store::memory());

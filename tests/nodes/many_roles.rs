@@ -37,8 +37,8 @@ async fn is_stored(store: &Store, node: NodeId) -> bool {
     of_nodes(store).await.iter().any(|(key, _)| key.windows(16).any(|part| part == node.0))
 }
 
-/// Roles are written in pages, also where all of them have to be: a node that falls out with 10,000 of them is a member again at once, and
-/// lists the rest with the next beats.
+/// Roles are written in pages, even if all of them have to be written: a node that drops out with 10,000 of them is a member again at once,
+/// and lists the rest with the next beats.
 #[tokio::test(start_paused = true)]
 async fn ten_thousand_roles_are_written_in_pages() {
     let store = Store::memory();
@@ -179,7 +179,7 @@ async fn nodes_that_cannot_be_removed_keep_no_others_from_going() {
 }
 
 /// Bug: each change of a role wrote all roles of the node in the transaction of its beat, so that a node with thousands of consumers could
-/// not start, and fell out when it stopped one. Fix: write the difference.
+/// not start, and dropped out when it stopped one. Fix: write the difference.
 #[tokio::test(start_paused = true)]
 async fn a_change_of_roles_costs_the_same_however_many_there_are() {
     let store = Store::memory();

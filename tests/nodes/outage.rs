@@ -78,7 +78,7 @@ fn cut_off(faults: &Faults, error: &StoreError) {
 /// one line per cause with growing pauses was lost among them.
 #[tokio::test(start_paused = true)]
 async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
-    // One is tried again by each transaction itself, the other comes back at once.
+    // The first error is retried inside the transaction; the second is returned at once.
     for error in [StoreError::PROCESS_BEHIND, StoreError::TRANSACTION_TIMED_OUT] {
         let lines = Lines::default();
         let _guard = tracing::subscriber::set_default(lines.clone());

@@ -25,16 +25,16 @@ const PREFIX: &[u8] = b"p";
 /// How the work behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// It ends when it is asked to; on so many of the first resources after so long.
+    /// The work ends when it is asked to; on this many of the first resources, this long after that.
     Slow(u64, Duration),
     Panics,
-    /// It fails after so long.
+    /// The work fails after this long.
     Fails(Duration),
-    /// It ends when it starts.
+    /// The work ends as soon as it starts.
     Ends,
-    /// Reading its resources panics.
+    /// Reading the resources of the work panics.
     Unreadable,
-    /// The pool is no longer its own.
+    /// The work has lost its pool.
     Over,
 }
 

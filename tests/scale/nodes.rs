@@ -73,7 +73,7 @@ impl Fleet {
         self.owned() == self.partitions as usize && most - least <= 1
     }
 
-    /// How long it takes until `is_so`, and the operations of all nodes meanwhile.
+    /// How long it takes until `is_so`, and the operations of all nodes until then.
     async fn until(&self, is_so: impl Fn(&Self) -> bool) -> (Duration, OperationCounts) {
         let (began, before) = (Instant::now(), self.faults.counts());
         while !is_so(self) {

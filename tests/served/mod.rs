@@ -99,7 +99,7 @@ impl Served {
         self.try_ask(request).unwrap()
     }
 
-    /// Like [`Served::ask`], of a process that may end meanwhile.
+    /// Like [`Served::ask`], but for a process that may end before it answers.
     pub fn try_ask(&self, request: &str) -> std::io::Result<String> {
         let mut socket = TcpStream::connect(self.at)?;
         socket.set_read_timeout(Some(LIMIT))?;

@@ -227,7 +227,7 @@ named! {
         CommitHadNoRoom,
         /// The store was replaced with a copy.
         StoreRestored,
-        /// A process opened a store that is older than its own rows.
+        /// A process opened a store whose versions are behind those in its rows.
         OlderStoreOpened,
         /// A node found that the incarnation was raised, and opened the bus again.
         RaiseFound,

@@ -225,7 +225,8 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         if context.keys.prefix() != node.keys().prefix() {
             return Err(Error::invalid("consumer", "it belongs to a different bus than the node"));
         }
-        // A node that is still a member of a deleted consumer creates nothing yet: below, it is refused or waits for that member to end.
+        // If this node still runs a member of the consumer, which may have been deleted since, nothing is created here: `Worker::start`
+        // below refuses the new member, or waits for the old one to end.
         let is_created = handle.create_unless(&settings, Some(node.id())).await?.is_some();
         let hints = Arc::new(Listener::of_consumer(&context, &settings.feed(), Duration::MAX));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());

@@ -21,7 +21,7 @@ const STEP_ROWS: usize = 512;
 const TRANSACTION_ROWS: usize = 100_000;
 
 /// How many times a count over several transactions may start again because of an append. The last count may be off by the number of rows
-/// that move meanwhile.
+/// that move during the count.
 const RESTARTS_MAX: u32 = 3;
 
 /// A position, and the number of rows after it.
