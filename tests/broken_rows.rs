@@ -69,7 +69,7 @@ async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
     row_with(&folding, &db("broken", 1), [1, 0, 0, 0]).await;
 }
 
-/// Only the last rows are kept, each once; the count has all.
+/// Only the last skipped rows are kept, each once; the count includes all of them.
 #[tokio::test(start_paused = true)]
 async fn the_last_skipped_rows_are_listed() {
     let store = Store::memory();
@@ -88,7 +88,7 @@ async fn the_last_skipped_rows_are_listed() {
     assert!(skipped.len() == 20 && (40..60).all(is_of), "{skipped:?}");
 }
 
-/// The poll becomes more frequent while it finds lost rings. A row that cannot be folded is no lost ring.
+/// The poll becomes more frequent while it finds lost rings. A row that cannot be folded is not a lost ring.
 #[tokio::test(start_paused = true)]
 async fn a_broken_row_does_not_keep_the_poll_in_haste() {
     let store = Store::memory();
@@ -386,7 +386,8 @@ async fn names_its_key<T: std::fmt::Debug>(
     read().await.expect("it is whole");
 }
 
-/// What is no counter, no row of a feed and no entry of the past is neither skipped nor guessed: a caller that needs it gets an error with its key.
+/// A row that is neither a counter, nor a row of a feed, nor a past topology entry is not skipped or guessed: a caller that needs it gets
+/// an error with its key.
 #[tokio::test(start_paused = true)]
 async fn other_damage_is_named_by_its_key() {
     let store = Store::memory();
@@ -412,7 +413,7 @@ async fn other_damage_is_named_by_its_key() {
     names_its_key(&store, &consumer[0], async || bus.consumer("c").unwrap().delete(true).await).await;
 }
 
-/// A fold whose mark is damaged does nothing until the mark is repaired, or until another owner begins its own.
+/// A fold whose mark is damaged does nothing until the mark is repaired, or until another owner begins a new mark.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_fold_mark_stops_its_partition_alone() {
     let store = Store::memory();
@@ -473,8 +474,8 @@ async fn a_broken_row_of_documents_stops_no_reader_and_is_named() {
     assert_eq!(skipped.len(), 1, "{skipped:?}");
 }
 
-/// Bug: the expiry of a dead node was due again at once after each poll that a damaged row had failed, 32 times a second. Fix: after a
-/// failed poll the next one is due after the usual pause.
+/// Bug: after each poll that failed because of a damaged row, the expiry of a dead node was due again at once: 32 times a second. Fix:
+/// after a failed poll the next one is due after the usual pause.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_row_of_a_node_is_polled_no_more_often() {
     let store = Store::memory();

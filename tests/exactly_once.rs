@@ -256,7 +256,7 @@ async fn a_run_whose_result_may_have_been_cleared_is_not_repeated() {
         (CommitFault::After(UNKNOWN), young, true, Ok(1)),
         (CommitFault::After(UNKNOWN), old, false, Ok(1)),
         (CommitFault::After(UNKNOWN), old, true, Err(1021)),
-        // It was not committed, but a missing result proves that no more.
+        // Nothing was committed, but a missing result no longer proves that.
         (CommitFault::Before(UNKNOWN), old, true, Err(1021)),
     ] {
         let fixture = Fixture::with([fault.clone()]).await;

@@ -1,4 +1,4 @@
-//! Folders of stores, as operators meet them: `check`, `backup`, commands that only read, and `serve` with
+//! Folders of stores, as operators see them: `check`, `backup`, commands that only read, and `serve` with
 //! few open files or with credentials that others may read.
 
 #![cfg(unix)]
@@ -153,7 +153,7 @@ fn a_backup_is_made_while_the_folder_is_in_use() {
     let writing = runtime.spawn(async move {
         for number in 0_u64.. {
             let set = async |tx: notibus::store::Transaction| {
-                // Both, or none.
+                // The copy has both, or none.
                 tx.set(b"zz/first", &number.to_be_bytes());
                 tx.set(b"zz/second", &number.to_be_bytes());
                 tx.set(format!("zz/rows/{}", number % 50).as_bytes(), &[7; 2_000]);

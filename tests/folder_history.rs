@@ -66,7 +66,8 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
     fs::remove_dir_all(&folder).unwrap();
     fs::rename(&copy, &folder).unwrap();
 
-    // Long after the copy: its folder, opened at once, is before this version, like a folder on a machine whose clock was set back.
+    // A version long after the copy: the folder of the copy, opened at once, is behind it, like a folder on a machine whose clock was set
+    // back.
     let ahead = Versionstamp::new(lost.versionstamp().version() + 3_600_000_000, 0);
     let ahead = Sequence::new(lost.incarnation(), ahead, 0);
     let mut positions = vec![kept];
@@ -180,7 +181,7 @@ async fn who_has_passed_a_row_that_moved_after_the_copy_has_expired() {
     }
 }
 
-/// A store in memory that begins again knows nothing of those before it.
+/// A store in memory that begins again knows nothing of the stores before it.
 #[tokio::test]
 async fn a_reader_of_a_store_in_memory_that_is_gone_has_expired() {
     let mut before: Option<Sequence> = None;

@@ -90,7 +90,7 @@ async fn filled(databases: usize) -> Bus {
         };
         store.run(create).await.unwrap();
     }
-    // However long that takes on a machine that is busy.
+    // This may take long on a machine that is busy.
     while bus.stats().folded.created < databases as u64 {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }

@@ -113,7 +113,7 @@ async fn only_time_in_which_a_janitor_works_makes_old() {
     pass(RETENTION / 2).await;
     janitor.shutdown().await.unwrap();
     pass(RETENTION * 4).await;
-    // Another one continues the time of the first.
+    // Another janitor continues the time of the first.
     let _janitor = frequent(&bus).await;
     pass(RETENTION / 3).await;
     assert!(row(&bus, &db("gone", 1)).await.is_some(), "time alone does not count");
@@ -248,7 +248,7 @@ async fn nothing_is_left_of_what_was_dropped() {
         let all =
             RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])).limit(100_000).target_bytes(usize::MAX);
         let rows = store.begin().get_range(&all, Isolation::Snapshot).await.unwrap().rows;
-        // Of a feed: entries, newest and topology; the others have a number that is fixed or bounded.
+        // What a feed stores: entries, newest and topology. The number of all other rows is fixed or bounded.
         rows.into_iter().filter(|(key, _)| [4, 5, 7].map(Some).contains(&key.get(8).copied())).count()
     };
     // The topology entry.
@@ -413,7 +413,7 @@ async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
     assert!(next.is_err(), "delivered {next:?}");
 }
 
-/// Regression: the first closed entry that could not be dropped ended the pass, so those behind it never went.
+/// Regression: the first closed entry that could not be dropped ended the pass, so those behind it were never dropped.
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_cannot_be_dropped_keeps_no_other_one() {
     let faults = Faults::new(&Store::memory());

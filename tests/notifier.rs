@@ -528,8 +528,8 @@ async fn a_fold_pauses_for_what_it_has_computed() {
     }
 }
 
-/// Bug: a fold on a store that takes 100 ms to commit paused for 900 ms, a multiple of its wait, and so the latency was ten times as long. Fix:
-/// what it waits for the store is a pause already.
+/// Bug: a fold on a store that takes 100 ms to commit paused for 900 ms, a multiple of its wait, and so the latency was ten times as long.
+/// Fix: the time that it waits for the store counts as a pause.
 #[tokio::test(start_paused = true)]
 async fn a_fold_does_not_pause_for_what_it_has_waited() {
     let store = Store::memory();
@@ -584,7 +584,7 @@ async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// The operations of an idle notifier of a bus with `databases` databases and `partitions` in 300 s: reads, and commits
+/// The operations of an idle notifier of a bus with `databases` databases and `partitions` partitions in 300 s: reads, and commits
 /// that write.
 async fn idle_cost(databases: usize, partitions: u32) -> (u64, u64) {
     let store = Store::memory();
@@ -602,7 +602,7 @@ async fn idle_cost(databases: usize, partitions: u32) -> (u64, u64) {
     (after.reads - before.reads, after.write_commits - before.write_commits)
 }
 
-/// A poll each second has the counters, and another one the pulse, the versions and the neighbours. A heartbeat each 2 s reads nothing.
+/// One poll a second reads the counters, and another one the pulse, the versions and the neighbours. A heartbeat every 2 s reads nothing.
 #[tokio::test(start_paused = true)]
 async fn an_idle_bus_costs_the_same_whatever_the_number_of_databases_and_partitions() {
     for (databases, partitions) in [(1, 1), (1, 64), (1_000, 64), (1, 1_000)] {

@@ -28,7 +28,7 @@ fn wait<T>(body: impl Future<Output = Result<T>>) -> T {
         .expect("the store meets no error")
 }
 
-/// Why `folder` cannot be opened, which has this cause.
+/// Why `folder` cannot be opened; the cause must be the expected one.
 fn refusal(folder: &Path, expected: OpenCause) -> String {
     match Store::open_dir(folder) {
         Err(Error::Open { path, cause, reason }) => {
@@ -169,7 +169,7 @@ fn the_empty_key_and_the_largest_entries_survive_closing() {
     assert!(rows(&Store::open_dir(folder.path()).expect("it is a store")) == expected);
 }
 
-/// All files below `folder`, in order, without it.
+/// All files below `folder`, in order, relative to it.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -450,7 +450,7 @@ fn a_process_whose_folder_is_replaced_fails_and_mixes_nothing() {
     assert_eq!(left, before);
 }
 
-/// Bug: who removed the file of the lock let a second process in, and rows of both were lost; fix: the folder itself is locked, and a
+/// Bug: removing the file of the lock let a second process in, and rows of both were lost; fix: the folder itself is locked, and a
 /// process fails once a file without which its folder does not open was removed.
 #[cfg(unix)]
 #[test]

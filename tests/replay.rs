@@ -1,4 +1,4 @@
-//! `examples/replay`, the main job: what comes out of a history, whatever the options, and what is refused.
+//! `examples/replay`, which is the main job of the bus: what comes out of a history, whatever the options, and what is refused.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -180,7 +180,7 @@ fn bad_options_are_refused() {
     }
 }
 
-/// Regression: a database that lived from an earlier run made the one of this run, created and deleted at once, count as stale.
+/// Regression: a database that was still alive from an earlier run made the one of this run, created and deleted at once, count as stale.
 #[test]
 fn a_folder_of_another_history_can_be_replayed_into() {
     let folder = tempfile::tempdir().unwrap();

@@ -58,7 +58,7 @@ fn load(at: SocketAddr, db: &str, posted: &Posted, is_over: &AtomicBool) {
     }
 }
 
-/// Starts it on `folder`, and waits until it is ready; returns when that was.
+/// Starts the server on `folder`, and waits until it is ready; returns when that was.
 fn start(folder: &Path) -> (Served, Instant) {
     let served = Served::start(&["--store", &format!("dir:{}", folder.display())], None);
     let began = Instant::now();

@@ -39,7 +39,7 @@ struct Size {
     ring_rows_max: usize,
     /// Subscribers that rest far behind.
     resting: usize,
-    /// Batches of the measurement of latencies.
+    /// How many batches the measurement of latencies has.
     batches: usize,
 }
 
@@ -361,7 +361,7 @@ async fn an_idle_subscriber_far_behind_holds_a_small_page() {
     notifier.shutdown().await.unwrap();
 }
 
-/// An event of each database, up to where the tail has read it.
+/// Records an event of each database, and waits until the tail has read them.
 async fn update_all(bus: &Bus, store: &Store, dispatcher: &Dispatcher, size: Size) {
     let all: Vec<u32> = (0..size.dbs as u32).collect();
     let folded = bus.stats().folded.updated;

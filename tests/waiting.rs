@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 /// More watches than a test sets if useless ones are spaced.
 const WATCHES_MAX: u32 = 20_000;
 
-/// Counts what is done in so many seconds.
+/// Counts what is done in this many seconds.
 async fn counted(faults: &Faults, seconds: u64) -> OperationCounts {
     let before = faults.counts();
     tokio::time::sleep(Duration::from_secs(seconds)).await;
@@ -139,7 +139,7 @@ async fn an_idle_node_makes_two_reads_a_second_for_all_who_wait() {
     }
 }
 
-/// A feed of documents of its own for database number `n`.
+/// Creates a feed of documents for database number `n`.
 async fn documents(bus: &Bus, store: &Store, n: u64) -> Db {
     let mut instance = [7; 16];
     instance[..8].copy_from_slice(&n.to_be_bytes());
@@ -272,7 +272,7 @@ fn a_tail_outlives_the_runtime_of_the_first() {
 }
 
 /// The watcher of a process has ended with its runtime, and a notifier of the process appends all the time. The tail, which its appends woke,
-/// took the watcher for living, so nobody began another one, and what other processes appended was found by nobody.
+/// took the watcher for alive, so nobody began another one, and what other processes appended was found by nobody.
 #[test]
 fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
     let runtime =
@@ -320,7 +320,7 @@ fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
         let is_own = |name: &String| of(name) == notifier.partitions()[0];
         let names = || (0..).map(|n| format!("db{n}"));
         let mine = names().find(is_own).unwrap();
-        // They are in all shards, and those of this process in one.
+        // Their rows are in all shards, and that of this process in one.
         let mut theirs: std::collections::BTreeSet<_> =
             names().filter(|name| !is_own(name)).take(20).collect();
         first.shutdown_background();

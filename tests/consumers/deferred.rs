@@ -401,7 +401,7 @@ async fn deferred_ids_and_the_shard_do_not_starve_each_other() {
     drop(consumer);
 }
 
-/// As many hanging runs of deferred ids as a shard can have would keep its rows from being worked on forever.
+/// Even as many hanging runs of deferred ids as a shard can have must not keep its rows from being worked on.
 #[tokio::test(start_paused = true)]
 async fn deferred_ids_that_hang_leave_room_for_rows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -429,7 +429,7 @@ async fn deferred_ids_that_hang_leave_room_for_rows() {
     drop(consumer);
 }
 
-/// A backlog of batches would keep a deferred id waiting until the backlog ends.
+/// A deferred id must not wait until a backlog of batches ends.
 #[tokio::test(start_paused = true)]
 async fn a_deferred_id_has_its_turn_between_batches() {
     let fixture = ConsumerFixture::new(1).await;

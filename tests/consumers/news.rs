@@ -138,7 +138,7 @@ async fn a_filter_of_kinds_lets_ends_pass() {
 }
 
 /// Bug: a checkpoint that was saved in the middle of a reading knew less than its shard. When only unwanted rows followed, it was never
-/// saved again, and a row that had been wanted since then, but no longer was, kept the consumer from having caught up.
+/// saved again, and a row that had been wanted since then, but no longer was, kept the consumer from catching up.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_of_some_kinds_catches_up() {
     let fixture = ConsumerFixture::new(1).await;

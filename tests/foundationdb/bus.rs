@@ -61,7 +61,7 @@ pub(crate) async fn totals_equal_what_concurrent_producers_recorded() {
     notifier.shutdown().await.unwrap();
 }
 
-/// A life of a database: created, changed, deleted, and created again.
+/// The life of a database: created, changed, deleted, and created again.
 pub(crate) async fn a_row_has_the_life_of_its_database() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("life")).await;

@@ -18,7 +18,7 @@ use crate::{
     stage::{Stage, status_of},
 };
 
-/// How long they take it.
+/// How long the processor time is taken.
 const BUSY: Duration = Duration::from_secs(10);
 
 /// The tasks that record events as fast as they can.

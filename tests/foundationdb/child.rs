@@ -73,12 +73,12 @@ impl Child {
         self.line().await
     }
 
-    /// Its process id.
+    /// The process id of the child.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Kills it at once.
+    /// Kills the child at once.
     pub fn kill(mut self) {
         self.process.kill().expect("the child can be killed");
         let status = self.process.wait().expect("the child ends");
@@ -101,7 +101,7 @@ impl Drop for Child {
     }
 }
 
-/// Plays the part of a child, if the process is one.
+/// Plays the part of a child, if this process is one.
 pub(crate) fn play() -> Option<ExitCode> {
     let part = std::env::var(PART).ok()?;
     let (ended, end) = oneshot::channel();

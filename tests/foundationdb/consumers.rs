@@ -17,7 +17,7 @@ use crate::{
     fixture,
 };
 
-/// A node that soon expires, and reads a shard only if a watch wakes it.
+/// A member on a node that soon expires; it reads a shard only if a watch wakes it.
 async fn start(file: &std::path::Path, prefix: &[u8]) -> Consumer {
     let store = fixture::open(file).await;
     let bus = fixture::bus(&store, prefix).await;

@@ -25,7 +25,7 @@ use crate::{
     sized, ticks,
 };
 
-/// Encodes text for Basic by a command of the system, so that the test does not depend on another encoder of ours.
+/// Encodes text for Basic with a command of the system, so that the test does not depend on another encoder of ours.
 fn basic(text: &str) -> String {
     let mut child =
         Command::new("base64").arg("-w0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -115,7 +115,7 @@ fn guessers_take_no_memory_and_hold_up_nobody() {
                     if tries % 2 == 0 {
                         assert_eq!(timed(&from, at, request).await.0, 401);
                     } else {
-                        // This one hangs up.
+                        // This request hangs up.
                         connect(&from, at).await.write_all(request.as_bytes()).await.unwrap();
                     }
                     tries += 1;

@@ -38,7 +38,7 @@ fn moves(resources: &Resources, assignment: &Resources) -> usize {
     assignment.iter().filter(|(resource, owner)| owner.is_some() && before[resource] != *owner).count()
 }
 
-/// The sorted shares that are as equal as the maxima allow, computed one by one for the member with the least.
+/// The sorted shares that are as equal as the maxima allow, computed by giving one after the other to the member with the least.
 fn fair(count: usize, members: &Members) -> Vec<usize> {
     let mut shares: Vec<_> = members.iter().map(|(_, max)| (0_usize, *max as usize)).collect();
     for _ in 0..count {
@@ -144,7 +144,7 @@ proptest! {
         }
         let runs = 1 + resources.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
         prop_assert!(runs <= most, "{runs} runs");
-        // From no owners, there is one run for each member.
+        // If no resource has an owner, there is one run for each member.
         let fresh: Resources = (0..256).map(|resource| (resource, None)).collect();
         let present: Members = members.iter().map(|member| (node(*member), u32::MAX)).collect();
         let assignment = assign(&fresh, &present);

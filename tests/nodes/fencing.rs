@@ -218,7 +218,7 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
             });
             wipe.await.unwrap();
         } else {
-            // As by an operator who has not stopped all processes: the configuration changes from here on.
+            // As if by an operator who has not stopped all processes: the configuration changes from here on.
             let raise = store.run(async |tx| {
                 let config = stored(&store, b"notibus").await[0].clone();
                 let raised = [&config.1[..6], &[1]].concat();
@@ -283,7 +283,7 @@ async fn a_node_that_is_condemned_joins_again_with_all_roles() {
     assert_eq!(bus.stats().nodes_fallen_out, 1);
 }
 
-/// A lease that cannot be decoded is neither replaced nor guessed: all who need it fail with its key until it is repaired.
+/// A lease that cannot be decoded is neither replaced nor guessed: everything that needs it fails with its key until it is repaired.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_lease_is_named_and_stays() {
     let store = Store::memory();

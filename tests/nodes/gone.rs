@@ -1,4 +1,4 @@
-//! What ends with the bus: everything that reads it, also without a lease.
+//! What ends with the bus: everything that reads it, even without a lease.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     within("a delivery", stream.next()).await.unwrap().into_delivery().unwrap();
     mirror.caught_up().await.unwrap();
 
-    // As by an operator who has not stopped all processes: the configuration changes from here on.
+    // As if by an operator who has not stopped all processes: the configuration changes from here on.
     let raise = store.run(async |tx| {
         let config = stored(&store, b"notibus").await[0].clone();
         tx.set(&config.0, &[&config.1[..6], &[1]].concat());

@@ -125,8 +125,8 @@ impl Environment for Spent {
     }
 }
 
-/// Operations of the store in memory never waited, so that a producer in a loop starved all else on its thread: events were not folded,
-/// and the node missed its beats and gave its leases up. Here each commit takes a millisecond of the only thread.
+/// Operations of the store in memory once never waited, so that a producer in a loop starved everything else on its thread: events were not
+/// folded, and the node missed its beats and gave its leases up. Here each commit takes a millisecond of the only thread.
 #[tokio::test]
 async fn a_producer_that_never_waits_leaves_heartbeats_and_folds_their_turn() {
     let spent = Arc::new(AtomicU64::new(0));

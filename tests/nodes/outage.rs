@@ -122,7 +122,7 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
     }
 }
 
-/// Regression: what saved its position waited at its end for as long as the store was away.
+/// Regression: everything that saves its position waited, when it ended, for as long as the store was away.
 #[tokio::test(start_paused = true)]
 async fn what_saves_its_position_ends_without_the_store_too() {
     let faults = Faults::new(&Store::memory());

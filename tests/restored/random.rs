@@ -34,7 +34,7 @@ async fn rows(bus: &Bus, since: impl Into<Cursor>) -> notibus::Result<Totals> {
     Ok(page.rows.iter().map(|row| (row.name.to_string(), row.totals)).collect())
 }
 
-/// The same, even while readers are refused.
+/// The newest totals of each database, which can be read even while readers are refused.
 async fn newest(bus: &Bus) -> Totals {
     let mut totals = Totals::new();
     for name in (0..DATABASES).map(|number| format!("db{number}")) {
@@ -100,7 +100,7 @@ async fn life(seed: u64) {
     let bus = open(&new, PREFIX).await;
     let copied = newest(&bus).await;
     if is_later && random.bool() {
-        // Nobody raises it: the rows are right all the same, and nobody is given less than there is.
+        // Nobody raises the incarnation: the rows are right all the same, and no reader gets less than there is.
         fold(&bus, &recorded).await;
         for Reader { at, .. } in &readers {
             let refused = rows(&bus, *at).await;

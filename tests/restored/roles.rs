@@ -1,4 +1,4 @@
-//! What roles do on a store that is older than its rows, and what of that is left when it is raised.
+//! What roles do on a store that is older than its rows, and what is left of that once the incarnation is raised.
 
 use std::{
     collections::BTreeSet,

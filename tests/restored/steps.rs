@@ -67,7 +67,7 @@ async fn edit(bus: &Bus, id: &str, previous: Option<Sequence>) -> Result<Sequenc
     Ok(edited.of(tx.commit().await?.unwrap()))
 }
 
-/// Fails unless `answer` is that an older state was restored.
+/// Fails unless `answer` says that an older state was restored.
 pub(crate) fn assert_older<T: std::fmt::Debug>(answer: &Result<T, Error>) {
     assert!(matches!(answer, Err(Error::OlderThanRows { .. })), "{answer:?}");
 }
@@ -242,8 +242,8 @@ async fn nothing_is_written_before_the_rows(bus: &Bus, edited: Sequence) {
     assert_older(&bus.consumer("mailer").unwrap().create(&settings).await);
 }
 
-/// Bug: who read the documents of a database row by row got `Expired` at each that was edited after the last fold before the copy, because
-/// edits do not move the end of the incarnation. Fix: a row that the store has was copied.
+/// Bug: a reader of the documents of a database, row by row, got `Expired` at each document that was edited after the last fold before the
+/// copy, because edits do not move the end of the incarnation. Fix: a row that the store has was copied.
 async fn documents_that_were_not_folded_are_read(bus: &Bus, edited: Sequence) {
     edit(bus, "x", Some(edited)).await.unwrap();
     let (feed, mut cursor, mut ids) = (bus.changes().feed(&db("a")), Cursor::BEGINNING, Vec::new());
@@ -255,8 +255,8 @@ async fn documents_that_were_not_folded_are_read(bus: &Bus, edited: Sequence) {
     assert_eq!(ids, ["y", "z", "x"]);
 }
 
-/// Bug: after an import, a reader that had seen more than the copy went on without a sign; fix: an import ends the history of the
-/// incarnation before where the export has ended.
+/// Bug: after an import, a reader that had seen more than the copy continued as if nothing had happened. Fix: an import ends the history of
+/// the previous incarnation at the point where the export ended.
 pub(crate) async fn an_import_ends_what_was_not_copied(store: &Store, prefix: &[u8]) {
     let old = later_store(1);
     let bus = open(&old, prefix).await;

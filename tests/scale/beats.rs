@@ -1,7 +1,7 @@
-//! How late heartbeats come where producers and others take all the processor time: what the defaults of
-//! [`NodeOptions`] were chosen by.
+//! How late heartbeats come where producers and others take all the processor time: the defaults of [`NodeOptions`] were chosen by these
+//! figures.
 //!
-//! Five seconds by default. `NOTIBUS_LOAD=full cargo test --release --test scale beats -- --nocapture` takes four times a minute.
+//! Five seconds by default. `NOTIBUS_LOAD=full cargo test --release --test scale beats -- --nocapture` takes four runs of a minute each.
 
 use std::{
     collections::HashMap,

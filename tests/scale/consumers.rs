@@ -77,7 +77,7 @@ async fn life(consumers: usize) -> [OperationCounts; 4] {
     [start, rest, event, stop]
 }
 
-/// Starts and stops of many consumers were quadratic: 200 took 121,400 mutations.
+/// Starting and stopping many consumers was once quadratic: 200 took 121,400 mutations.
 #[tokio::test(start_paused = true)]
 async fn consumers_of_a_node_cost_in_proportion_to_their_number() {
     println!("| consumers of 4 shards | start | an hour of rest | an event | stop |");
@@ -87,7 +87,8 @@ async fn consumers_of_a_node_cost_in_proportion_to_their_number() {
         let spent = life(consumers).await;
         println!("| {consumers} | {} |", spent.each_ref().map(cells).join(" | "));
         let consumers = consumers as u64;
-        // Beside the minute of an idle node, and its reading of the feed: lease and checkpoint, then row, checkpoints and low watermark.
+        // Besides what an idle node costs in a minute, and its reading of the feed: lease and checkpoint, then row, checkpoints and low
+        // watermark.
         assert!(spent[2].reads <= 200 + 5 * consumers, "an event: {:?}", spent[2]);
         assert!(spent[2].write_commits <= 40 + 2 * consumers, "an event: {:?}", spent[2]);
         // Two reads for the leases, and three for the low watermark.

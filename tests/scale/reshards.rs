@@ -1,5 +1,5 @@
-//! What past reshards cost if rows of each topology entry are left: nothing of a fold, an event, an idle node or a shard that is taken, but
-//! their entries where a consumer is created.
+//! What past reshards cost if rows of each topology entry are left: nothing in folds, events, idle nodes and shards that are taken, and
+//! only their entries where a consumer is created.
 
 use std::time::Duration;
 

@@ -231,7 +231,7 @@ named! {
         OlderStoreOpened,
         /// A node found that the incarnation was raised, and opened the bus again.
         RaiseFound,
-        /// An HTTP client that knew rows that a restore had lost was refused.
+        /// An HTTP client that had seen rows that a restore lost was refused.
         LostPositionRefused,
         /// The feed had a database whose name has the maximum length.
         LongNameFolded,

@@ -191,7 +191,7 @@ async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
     }
 }
 
-/// Nor does a subscriber without a pace forget such a tombstone, if it takes nothing for longer than the retention.
+/// A subscriber without a pace takes nothing for longer than the retention, and does not miss a deletion whose tombstone was dropped.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_takes_nothing_for_long_misses_no_deletion() {
     for filter in filters() {

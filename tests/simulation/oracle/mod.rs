@@ -9,7 +9,7 @@
 //! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
 //! - a consumer works on everything that it wants, effects happen once, and cancelled work writes nothing ([`consumers`]); only those who
 //!   are allowed to can delete it ([`members`]);
-//! - what is recorded after a restore is not lost, and no reader that knows what the restore lost continues ([`restored`]);
+//! - what is recorded after a restore is not lost, and no reader that has seen what the restore lost continues ([`restored`]);
 //! - a reader that has passed a barrier, or a mirror, knows everything that was recorded before ([`freshness`]).
 //!
 //! After the faults all of this must come to rest ([`finish`]).
@@ -168,7 +168,7 @@ pub(crate) struct Oracle {
     incarnation: Incarnation,
     /// Whether the store's versions are behind those in its rows (`Error::OlderThanRows`).
     is_older: bool,
-    /// The end of the previous incarnation. A row of a document that is behind it may be edited while it is read.
+    /// The end of the previous incarnation. A row of a document after this position may be edited while it is read.
     end: Sequence,
 }
 
