@@ -386,8 +386,7 @@ impl Watcher {
         }
     }
 
-    /// Reads a page of notifications for listeners of document feeds, if there are such listeners, and wakes those whose databases are in
-    /// it.
+    /// Reads a page of notifications for listeners of document feeds, if there are any, and wakes those whose databases are in it.
     async fn follow_documents(&mut self) -> Result<()> {
         let wakeups = &self.context.wakeups;
         if !wakeups.are_followed() {

@@ -25,7 +25,7 @@ macro_rules! stats {
             pub health: Health,
         }
 
-        /// Counts of the work of this process's roles since the bus was opened.
+        /// Counts of the work done by this process's roles since the bus was opened.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         #[non_exhaustive]
         pub struct StatsSnapshot {

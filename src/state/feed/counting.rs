@@ -166,7 +166,7 @@ impl RawFeed<'_> {
 impl<R: FeedRow> Feed<R> {
     /// Returns the number of rows after `cursor`, which a reader at that position has yet to read. The number is exact at one version of
     /// the store if at most 100,000 rows are between the cursor and an end of its topology entry. Otherwise it may miss rows that move
-    /// meanwhile.
+    /// during the count.
     ///
     /// Fails as [`Feed::page`] does.
     pub async fn pending(&self, cursor: impl Into<Cursor>) -> Result<u64> {

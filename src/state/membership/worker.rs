@@ -154,7 +154,7 @@ struct WorkerTask {
     registration: watch::Receiver<Registration>,
     /// The last versions that the node has read.
     versions: watch::Receiver<Arc<Versions>>,
-    /// The slot of the pool's version.
+    /// The slot in which the pool's version is stored.
     slot: u16,
     /// Marks the role of the node as taken until the worker and all of its jobs have ended.
     role: Option<Arc<RoleGuard>>,
