@@ -41,8 +41,8 @@ async fn broken_counters(store: &Store, bus: &Bus, name: &str) -> (Bytes, Bytes)
     (key.clone(), value.clone())
 }
 
-/// Regression: one broken row of counters stopped all folds of its partition, and blinded the poll for all later partitions: an event
-/// there whose ring was lost was not folded an hour later.
+/// Regression: one broken row of counters stopped all folds of its partition, and blinded the poll for all later partitions: an event there
+/// whose ring was lost was still not folded an hour later.
 #[tokio::test(start_paused = true)]
 async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
     let store = Store::memory();
@@ -172,7 +172,7 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
         }
     }
 
-    // Its neighbours are folded and delivered; its own events wait for a program that knows the format.
+    // The other databases are folded and delivered; events of the one with the later row wait for a program that knows the format.
     for name in names {
         record(&store, &bus, &db(name, 1), [0, 0, 1, 0]).await;
     }
@@ -213,7 +213,7 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
         let delivery = within("b", next_news(&mut exact)).await.unwrap().into_delivery().unwrap();
         assert_eq!(delivery.notification().name.as_str(), "b");
 
-        // The events of "a" wait until somebody has mended it, and nothing else does.
+        // The events of "a" wait until somebody has repaired its rows, and nothing else waits for that.
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
         let (producer, b) = (bus.producer(), db("b", 1));
         let ddocs = ["_design/x", "_design/y"].map(|id| DdocId::new(id).unwrap());
@@ -298,8 +298,8 @@ async fn a_pointer_to_nothing_stops_no_other_database() {
     assert!(bus.skipped_rows()[0].reason.contains("no row"));
 }
 
-/// Regression: a thousand deletions with a long prefix and many shards exceeded the 10 MB of a transaction. The fold
-/// took all or nothing, so its partition stopped forever.
+/// Regression: a thousand deletions with a long prefix and many shards exceeded the 10 MB of a transaction. The fold was all or nothing, so
+/// its partition stopped forever.
 #[tokio::test(start_paused = true)]
 async fn a_fold_commits_before_it_gets_too_large() {
     let store = Store::memory();

@@ -65,7 +65,7 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
     let bus = running.bus().clone();
     bus.consumer("mailer").unwrap().create(&ConsumerSettings::default()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
-    // What is first read of the consumers is cached for some seconds, so the row has to be there before that.
+    // The first reading of the consumers is cached for some seconds, so the row has to exist before it.
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     // The metrics of HTTP have values once there was an answer.
     get(address, "/_db_updates").await;

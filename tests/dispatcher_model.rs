@@ -43,7 +43,7 @@ struct Subscriber {
     known: Knowledge,
     /// The last sequence of each name.
     last: BTreeMap<String, Sequence>,
-    /// The last sequence of all.
+    /// The last sequence that was delivered, or to which the subscriber skipped.
     newest: Sequence,
 }
 
@@ -102,7 +102,7 @@ impl Subscriber {
             Item::Lagged { from, to } => {
                 assert!(self.skips && from < to && to > self.newest, "{}", self.what);
                 self.newest = to;
-                // Rows between were skipped, so the history of a database is unknown from here on.
+                // Rows in between were skipped, so the history of a database is unknown from here on.
                 self.may_repeat = true;
             }
             Item::CaughtUp { .. } => {}
@@ -155,7 +155,7 @@ impl Subscriber {
         }
     }
 
-    /// Checks whether the deletion of an earlier instance is delivered. Instances that came and went unseen leave it open.
+    /// Checks whether the deletion of an earlier instance is delivered. If instances came and went unseen, either is right.
     fn check_replaced(
         &self,
         delivered: Kinds,

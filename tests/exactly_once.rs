@@ -23,10 +23,10 @@ use notibus::{
     },
 };
 
-/// 1021, settled.
+/// 1021: the result is unknown, but settled: the commit has happened by now, or never will.
 const UNKNOWN: StoreError = StoreError::COMMIT_UNKNOWN_RESULT;
 
-/// 1039: tried again although the commit may still happen.
+/// 1039: the transaction is tried again although the commit may still happen.
 const UNSETTLED: StoreError = StoreError::CLUSTER_VERSION_CHANGED;
 
 const CONFLICT: StoreError = StoreError::NOT_COMMITTED;

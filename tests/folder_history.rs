@@ -92,7 +92,7 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
         let first = within("an interruption", rows.next()).await.unwrap();
         assert!(matches!(first, Item::Expired { .. }), "{first:?}");
         assert!(within("a row", rows.next()).await.unwrap().into_delivery().is_some());
-        // A consumer cannot start there.
+        // A consumer cannot start at that position either.
         let settings = ConsumerSettings::default().start(Start::from(lost));
         let refused = bus.consumer("mailer").unwrap().create(&settings).await;
         assert!(matches!(refused, Err(Error::Expired { .. })), "{refused:?}");

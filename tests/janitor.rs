@@ -538,7 +538,7 @@ async fn worked_on(is_resharded: bool) {
         record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
         row_with(&bus, &db(name, 1), [1, 0, 0, 0]).await;
     }
-    // For each of the rows that take long: it has come, and it may end.
+    // For each of the rows whose work takes long: signals that the row has come, and that its work may end.
     let rows: Arc<[(Notify, Notify); 2]> = Arc::default();
     let slow = Arc::clone(&rows);
     let work = move |batch: ParallelBatch<Notification>| {
@@ -576,7 +576,8 @@ async fn worked_on(is_resharded: bool) {
     within("the job", running).await.unwrap().unwrap();
 }
 
-/// The results of runs that are committed exactly once: more than a page of old ones go, young ones stay, and mean what they meant.
+/// Results of runs that are committed exactly once: old ones are removed even if they fill more than a page; young ones stay, and still
+/// mean what they meant.
 #[tokio::test(start_paused = true)]
 async fn old_results_of_runs_go_in_pages_and_young_ones_stay() {
     let store = Store::memory();

@@ -565,7 +565,7 @@ async fn after_a_shutdown_another_continues() {
     row_with(&bus, &db("a", 1), [0, 0, 10, 0]).await;
 }
 
-/// A shutdown waits for the present fold, and loses none of its events.
+/// A shutdown waits for the current fold, and loses none of its events.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
     let store = Store::memory();
@@ -636,7 +636,7 @@ async fn ids_of_design_documents_are_kept_as_long_as_their_database_lives() {
     };
     assert_eq!(ids(Sequence::MIN).await, ["a", "b"]);
     assert_eq!(ids(known).await, ["b"]);
-    // Folded together with an update without an id, which may be of any document and is kept apart from those with an id.
+    // These are folded together. The update without an id may be of any document, and is kept apart from those with an id.
     let c = DdocId::new("c").unwrap();
     let tx = store.begin();
     producer.ddoc_updated(&tx, &life, None);

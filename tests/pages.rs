@@ -31,7 +31,7 @@ const RUN: [&str; 9] = [
     "docs/testing.md",
 ];
 
-/// What the blocks find. Its last lines are theirs.
+/// Shell functions that replace commands in the blocks, which follow this text.
 const PRELUDE: &str = r#"
 set -euo pipefail
 umask 022

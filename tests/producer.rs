@@ -26,7 +26,7 @@ async fn traced(produce: impl Fn(&Bus, &notibus::store::Transaction)) -> Attempt
     let tx = store.begin();
     produce(&bus, &tx);
     tx.commit().await.unwrap();
-    // Nothing else has run since: a task rings the doorbell.
+    // No other task has run since then, so the one that rings the doorbell is not in the trace.
     let mut attempts = trace.take();
     assert_eq!(attempts.len(), 1);
     attempts.remove(0)

@@ -492,7 +492,7 @@ async fn what_an_import_leaves_whose_process_dies_keeps_others_out_and_a_repeate
     assert!(dies.await.is_err());
     let opened = Bus::open(&new, BusOptions::default()).await;
     assert!(matches!(opened, Err(Error::ImportUnderWay { .. })), "{opened:?}");
-    // What no import has written shows whether the second one began with nothing.
+    // A row that no import has written shows whether the second import begins by removing everything.
     set(&new, &[PREFIX, b"\x15\x05left"].concat(), b"left").await;
     Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
     let bus = Bus::open_existing(&new, PREFIX).await.unwrap();

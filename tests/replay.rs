@@ -81,7 +81,7 @@ fn a_feed_that_is_resharded_meanwhile_comes_out_the_same() {
         &["--reshard-every", "100"][..],
         &["--reshard-every", "100", "--shards", "64", "--notifiers", "4"],
         &["--reshard-every", "100", "--store", &store, "--writers", "16"],
-        // The same folder again: it has a history, and the other number of shards.
+        // The same folder again: it has a history, and the number of shards that the run before has left.
         &["--reshard-every", "100", "--store", &store, "--fold-interval-max", "0ms"],
     ] {
         let report = replayed(SAMPLE, options);

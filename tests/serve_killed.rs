@@ -24,7 +24,7 @@ use served::{LIMIT, Served};
 /// The default number of kills.
 const KILLS: u32 = 3;
 
-/// Databases to which events are posted at once, each by a client of its own.
+/// The number of databases for which events are posted at once, each by its own client.
 const CLIENTS: usize = 4;
 
 /// How many events each client has acknowledged before a kill, at least.

@@ -87,7 +87,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
     }
     a_running_node_is_managed(&node);
 
-    // What another process has open can be read, but not written to.
+    // A store that another process has open can be read, but not written to.
     let written: Value =
         serde_json::from_str(&printed(&["status", "--json", "--store", &store], "")).unwrap();
     assert_eq!(written["consumers"][0]["name"], "mailer");

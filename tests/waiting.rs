@@ -48,7 +48,7 @@ async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_se
     ] {
         let store = Store::memory();
         let faults = Faults::new(&store);
-        // At last the store behaves, so that the time goes on even if watches are set again without end.
+        // In the end the store behaves, so that time goes on even if watches are set again without end.
         let (planned, watches) = (fault.clone(), Arc::new(AtomicU32::new(0)));
         let count = Arc::clone(&watches);
         faults.plan_watches(move |_| {
@@ -271,8 +271,8 @@ fn a_tail_outlives_the_runtime_of_the_first() {
     });
 }
 
-/// The watcher of a process has ended with its runtime, and a notifier of the process appends all the time. The tail, which its appends woke,
-/// took the watcher for alive, so nobody began another one, and what other processes appended was found by nobody.
+/// Regression: the watcher of a process had ended with its runtime, while a notifier of the process appended all the time. Tails, which
+/// these appends woke, took the watcher for alive. So nobody started another one, and nobody found what other processes appended.
 #[test]
 fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
     let runtime =

@@ -95,7 +95,7 @@ struct State {
     /// The changes of names that are not yet certain to be on disk, in order.
     renames: Vec<Naming>,
     is_locked: bool,
-    /// The most bytes of all files together; `None` is no limit.
+    /// The most bytes that all files together may have; `None` is no limit.
     size: Option<usize>,
     plan: Option<Plan>,
 }
@@ -119,7 +119,7 @@ struct Content {
 }
 
 impl State {
-    /// The bytes of all files that have a name.
+    /// The total number of bytes of all files that have a name.
     fn used(&self) -> usize {
         self.names.values().map(|file| self.files[*file].bytes.len()).sum()
     }
@@ -259,12 +259,12 @@ impl SimulatedDisk {
         self.state().plan = None;
     }
 
-    /// Sets the most bytes of all files together; `None` is no limit. A write that needs more fails with [`DiskFault::FULL`].
+    /// Sets the most bytes that all files together may have; `None` is no limit. A write that needs more fails with [`DiskFault::FULL`].
     pub fn resize(&self, size: Option<usize>) {
         self.state().size = size;
     }
 
-    /// The bytes of all files.
+    /// The total number of bytes of all files.
     pub fn used(&self) -> usize {
         self.state().used()
     }
@@ -330,7 +330,7 @@ impl SimulatedDisk {
         self.state.lock().expect("no code that holds the lock panics")
     }
 
-    /// Does `operation` by `happen`, as the plan decides.
+    /// Runs `happen`, which does `operation`, unless the plan decides otherwise.
     fn operate<T>(
         &self,
         operation: &DiskOperation,

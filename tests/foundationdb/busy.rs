@@ -21,7 +21,7 @@ use crate::{
 /// How long the processor time is taken.
 const BUSY: Duration = Duration::from_secs(10);
 
-/// The tasks that record events as fast as they can.
+/// The number of tasks that record events as fast as they can.
 const PRODUCERS: u64 = 32;
 
 /// The node never drops out, `ready` is answered, and events keep being delivered. The only time that counts is the expiry of the node.

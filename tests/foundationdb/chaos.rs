@@ -117,7 +117,7 @@ impl Stage {
     fn disturb(&mut self, disorder: Disorder, number: usize, time: Duration, shared: &Shared) {
         match disorder {
             Disorder::Killed => {
-                // Dropped, it is killed.
+                // Dropping the server kills it.
                 self.nodes[number] = None;
                 thread::sleep(time);
                 let node = self.serve(number);

@@ -34,7 +34,7 @@ const PREFIX: &str = "NOTIBUS_CHILD_PREFIX";
 /// A child of the trial. Dropping it kills it.
 pub(crate) struct Child {
     process: Process,
-    /// Ends its part when it is closed.
+    /// Closing this ends the part of the child.
     input: Option<ChildStdin>,
     lines: mpsc::UnboundedReceiver<String>,
 }

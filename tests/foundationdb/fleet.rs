@@ -51,7 +51,7 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
     let effects: Arc<[u8]> = effects(prefix).into();
     let count = move |batch: Batch<Notification>| {
         let (store, effects) = (store.clone(), Arc::clone(&effects));
-        // It continues even if its handler is dropped, as happens when the process wakes and finds that it has expired.
+        // This task continues even if its handler is dropped, as happens when the process wakes and finds that it has expired.
         let counting = tokio::spawn(async move {
             let body = async |tx: Transaction| {
                 if batch.commit_in(&tx).await?.is_already_committed() {

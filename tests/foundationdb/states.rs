@@ -37,7 +37,7 @@ const LONG_NAMES: usize = 8_000;
 /// How many clusters are in use at once.
 const LANES: usize = 4;
 
-/// The end of a state. The node has to be another one if its bus is gone.
+/// Ends a state. If the bus of the node is gone, this also replaces the node.
 type End = Box<dyn FnOnce(&mut Stage)>;
 
 /// A line of the table.
@@ -51,7 +51,7 @@ struct State {
     feeds: Feeds,
     /// The exit code of commands, and what they say.
     commands: (i32, &'static [&'static str]),
-    /// The commands for which `commands` is true.
+    /// The commands to which `commands` applies.
     of: &'static [&'static [&'static str]],
     /// A part of a line of the log. If it is empty, the log may say anything or nothing; if there is none, the log must say nothing.
     log: Option<&'static str>,

@@ -280,7 +280,7 @@ fn unread_answers_to_pipelined_requests_hold_bounded_memory() {
         let before = memory(process);
         let mut socket = connect("127.0.0.1", at).await;
         let requests = "GET /_up HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(REQUESTS);
-        // It cannot be sent whole, because the server stops reading.
+        // The requests cannot all be sent, because the server stops reading.
         drop(tokio::time::timeout(Duration::from_secs(3), socket.write_all(requests.as_bytes())).await);
         assert_eq!(timed("127.0.0.99", at, &request("/_notibus/health/live", "")).await.0, 200);
         let held = memory(process).saturating_sub(before) / 1_024;

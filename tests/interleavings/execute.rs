@@ -219,7 +219,7 @@ impl Execution<'_> {
     /// when its own transaction writes the key; after a read of the same key, it no longer is.
     async fn watch(&mut self, slot: usize, key: u8) -> Event {
         let seen = self.get(slot, key, Isolation::Snapshot).await;
-        // If the read of the watch fails, the watch would say so, and nothing else does.
+        // If the read of the watch fails, only the watch reports that.
         let watch = self.slots[slot].tx.watch(&self.key(key)).await.expect("it is open");
         self.slots[slot].watches.push(watch);
         seen

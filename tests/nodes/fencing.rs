@@ -218,7 +218,7 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
             });
             wipe.await.unwrap();
         } else {
-            // As if by an operator who has not stopped all processes: the configuration changes from here on.
+            // Raises the incarnation in the configuration, like an operator who has not stopped all processes.
             let raise = store.run(async |tx| {
                 let config = stored(&store, b"notibus").await[0].clone();
                 let raised = [&config.1[..6], &[1]].concat();

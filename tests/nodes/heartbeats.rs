@@ -146,7 +146,7 @@ async fn a_producer_that_never_waits_leaves_heartbeats_and_folds_their_turn() {
             record(&store, &bus, &db("busy", 1), [0, 0, 1, 0]).await;
             spent.fetch_add(1, Ordering::Relaxed);
         }
-        // It has not waited yet, so nothing has had a turn since its last operation.
+        // This task has not waited since its last operation, so nothing else has had a turn.
         (beats.load(Ordering::Relaxed) - before, bus.stats())
     };
     let (beats, stats) = tokio::spawn(produce).await.unwrap();

@@ -82,7 +82,7 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
     for error in [StoreError::PROCESS_BEHIND, StoreError::TRANSACTION_TIMED_OUT] {
         let lines = Lines::default();
         let _guard = tracing::subscriber::set_default(lines.clone());
-        // With one subscriber only, a line that another test reaches first is off for good.
+        // If there is only one subscriber, a log line that another test reaches first is disabled for good.
         let _second = tracing::Dispatch::new(lines.clone());
         let faults = Faults::new(&Store::memory());
         let store = faults.store();

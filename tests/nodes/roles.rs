@@ -95,7 +95,7 @@ async fn a_dropped_role_does_not_keep_its_node_listed() {
     drop(node);
     let mut shutdown = Box::pin(notifier.shutdown());
     let mut polls = 0;
-    // It is polled again once the notifier's own task has ended.
+    // The shutdown is polled again once the notifier's own task has ended.
     let ended = poll_fn(|cx| {
         polls += 1;
         drop(if polls == 2 { janitor.take() } else { None });

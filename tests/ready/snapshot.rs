@@ -168,7 +168,7 @@ async fn probes_at_once_share_their_reads() {
     assert!(many <= 2 * one, "{many} reads for 100 probes, {one} for one");
 }
 
-/// A shard that holds once showed only as lag: nothing said which row it waits for, and why.
+/// A shard that is held up once showed only as lag: nothing said for which row it waits, and why.
 #[tokio::test(start_paused = true)]
 async fn a_shard_that_holds_names_its_row_and_the_failure_until_it_gets_on() {
     for is_ordered in [false, true] {

@@ -243,7 +243,8 @@ async fn nothing_is_written_before_the_rows(bus: &Bus, edited: Sequence) {
 }
 
 /// Bug: a reader of the documents of a database, row by row, got `Expired` at each document that was edited after the last fold before the
-/// copy, because edits do not move the end of the incarnation. Fix: a row that the store has was copied.
+/// copy, because edits do not move the end of the incarnation. Fix: a row at or after the position of a reader proves that the copy
+/// includes the position.
 async fn documents_that_were_not_folded_are_read(bus: &Bus, edited: Sequence) {
     edit(bus, "x", Some(edited)).await.unwrap();
     let (feed, mut cursor, mut ids) = (bus.changes().feed(&db("a")), Cursor::BEGINNING, Vec::new());

@@ -29,7 +29,7 @@ const NODES: &[u8] = b"notibus\x15\x0e\x02main\x00\x15\x04";
 
 const NODES_COUNT: usize = 8;
 
-/// The last beat of each node, and the longest gap between two of one.
+/// The last beat of each node, and the longest gap between two beats of one node.
 #[derive(Default)]
 struct Gaps {
     last: HashMap<Bytes, Instant>,

@@ -20,7 +20,7 @@ use crate::{
 async fn passes(consumers: usize, shards: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(1, shards).await;
     for number in 0..consumers {
-        // All names have the same length, so that the keys have, too.
+        // All names have the same length, and so have the keys.
         let consumer = fixture.others.consumer(&format!("consumer{number:04}")).unwrap();
         consumer.create(&ConsumerSettings::default()).await.unwrap();
     }

@@ -82,7 +82,7 @@ async fn an_idle_node_asks_as_much_among_many_as_among_some() {
     println!("16 nodes: {some:?}\n128 nodes: {many:?}");
     assert!(is_times(many.commits, some.commits, 1, 5));
     assert!(is_times(many.write_commits, some.write_commits, 1, 5));
-    // At the end of the ring of nodes it takes two reads instead of one.
+    // A node at the end of the ring reads the nodes after it with two reads instead of one.
     assert!(many.reads <= some.reads * 2 && some.reads <= many.reads * 2);
     assert!(is_times(many.read_bytes, some.read_bytes, 1, 10));
 }

@@ -83,7 +83,7 @@ fn exceptions_from_lints_say_why() {
     }
 }
 
-/// The glossary has one word for each thing; these have been replaced by it.
+/// The glossary has one word for each thing; the words listed here have been replaced by it.
 #[test]
 fn words_that_were_replaced_are_gone() {
     // Put together here, so that this file does not find itself.

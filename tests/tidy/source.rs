@@ -130,7 +130,7 @@ impl Crate {
     }
 }
 
-/// The paths that a file names, but for those of its tests and of its re-exports.
+/// The paths that a file names, except for those of its tests and of its re-exports.
 #[derive(Default)]
 struct Paths {
     found: Vec<Vec<String>>,
