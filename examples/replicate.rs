@@ -32,7 +32,7 @@ const DBS: usize = 6;
 /// The number of edits of documents.
 const EDITS: usize = 1_000;
 
-/// How many times members of both consumers crash meanwhile.
+/// How many times members of both consumers crash during the run.
 const ROUNDS: usize = 10;
 
 type Dbs = Arc<BTreeMap<String, Db>>;

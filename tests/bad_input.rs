@@ -74,7 +74,8 @@ async fn a_role_that_shares_work_cannot_be_announced() {
     drop(node.announce(Role::new("consumers").unwrap()).await.unwrap());
 }
 
-/// Bug: an id was as long as allowed, but its zero bytes take two bytes in keys, so the keys of consumers were too long for the store.
+/// Bug: an id of the allowed length was accepted although each of its zero bytes takes two bytes in keys, so the keys of consumers were too
+/// long for the store.
 #[test]
 fn zero_bytes_of_a_document_id_count_twice() {
     let half = "\0".repeat(DocId::LEN_MAX / 2);
@@ -154,7 +155,8 @@ async fn serving(options: ApiOptions) -> (notibus::NodeHandle, String) {
     (running, format!("http://{at}"))
 }
 
-/// Bug: `tail --follow` asks to wait for 5 s, which a node with a shorter `timeout_max` refused. Fix: it waits for as long as it may.
+/// Bug: `tail --follow` asks to wait for 5 s, which a node with a shorter `timeout_max` refused. Fix: it waits for as long as the node
+/// allows.
 #[test]
 fn a_node_with_a_short_timeout_can_be_followed() {
     let runtime = Runtime::new().unwrap();
@@ -172,7 +174,7 @@ fn a_node_with_a_short_timeout_can_be_followed() {
     child.wait().unwrap();
 }
 
-/// Bug: events within all limits, whose transaction was too large, were answered by "overloaded, try again later". Fix: 413, with advice.
+/// Bug: events within all limits, whose transaction was too large, were answered with "overloaded, try again later". Fix: 413, with advice.
 #[test]
 fn too_many_events_for_a_transaction_are_refused_with_advice() {
     let runtime = Runtime::new().unwrap();
@@ -207,7 +209,8 @@ fn record_lines(dir: &Path, lines: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Bug: requests were cut by the number of events alone, so those of long names were longer than a body may be. Fix: also by bytes.
+/// Bug: requests were split by the number of events alone, so requests with long names exceeded the limit on bodies. Fix: they are split by
+/// bytes, too.
 #[test]
 fn a_thousand_events_of_long_names_can_be_recorded() {
     let dir = tempfile::tempdir().unwrap();

@@ -41,8 +41,8 @@ async fn broken_counters(store: &Store, bus: &Bus, name: &str) -> (Bytes, Bytes)
     (key.clone(), value.clone())
 }
 
-/// Regression: one broken row of counters stopped all folds of its partition, and blinded the poll for all later partitions: an event
-/// there whose ring was lost was not folded an hour later.
+/// Regression: one broken row of counters stopped all folds of its partition, and blinded the poll for all later partitions: an event there
+/// whose ring was lost was still not folded an hour later.
 #[tokio::test(start_paused = true)]
 async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
     let store = Store::memory();
@@ -69,7 +69,7 @@ async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
     row_with(&folding, &db("broken", 1), [1, 0, 0, 0]).await;
 }
 
-/// Only the last rows are kept, each once; the count has all.
+/// Only the last skipped rows are kept, each once; the count includes all of them.
 #[tokio::test(start_paused = true)]
 async fn the_last_skipped_rows_are_listed() {
     let store = Store::memory();
@@ -88,7 +88,7 @@ async fn the_last_skipped_rows_are_listed() {
     assert!(skipped.len() == 20 && (40..60).all(is_of), "{skipped:?}");
 }
 
-/// The poll becomes more frequent while it finds lost rings. A row that cannot be folded is no lost ring.
+/// The poll becomes more frequent while it finds lost rings. A row that cannot be folded is not a lost ring.
 #[tokio::test(start_paused = true)]
 async fn a_broken_row_does_not_keep_the_poll_in_haste() {
     let store = Store::memory();
@@ -172,7 +172,7 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
         }
     }
 
-    // Its neighbours are folded and delivered; its own events wait for a program that knows the format.
+    // The other databases are folded and delivered; events of the one with the later row wait for a program that knows the format.
     for name in names {
         record(&store, &bus, &db(name, 1), [0, 0, 1, 0]).await;
     }
@@ -213,7 +213,7 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
         let delivery = within("b", next_news(&mut exact)).await.unwrap().into_delivery().unwrap();
         assert_eq!(delivery.notification().name.as_str(), "b");
 
-        // The events of "a" wait until somebody has mended it, and nothing else does.
+        // The events of "a" wait until somebody has repaired its rows, and nothing else waits for that.
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
         let (producer, b) = (bus.producer(), db("b", 1));
         let ddocs = ["_design/x", "_design/y"].map(|id| DdocId::new(id).unwrap());
@@ -237,7 +237,7 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
 }
 
 /// Bug: one damaged entry of a past topology stopped every reader of the feed, and the deletion of old entries of all feeds. Fix: the entries
-/// around it tell which shards it had, so all rows can be read; only the ids whose rows stand there cannot be found.
+/// around it tell which shards it had, so all rows can be read; only the ids whose rows are in its shards cannot be found.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_topology_entry_of_the_past_stops_its_own_ids_alone() {
     for damaged in 0..2 {
@@ -298,8 +298,8 @@ async fn a_pointer_to_nothing_stops_no_other_database() {
     assert!(bus.skipped_rows()[0].reason.contains("no row"));
 }
 
-/// Regression: a thousand deletions with a long prefix and many shards exceeded the 10 MB of a transaction. The fold
-/// took all or nothing, so its partition stopped forever.
+/// Regression: a thousand deletions with a long prefix and many shards exceeded the 10 MB of a transaction. The fold was all or nothing, so
+/// its partition stopped forever.
 #[tokio::test(start_paused = true)]
 async fn a_fold_commits_before_it_gets_too_large() {
     let store = Store::memory();
@@ -386,7 +386,8 @@ async fn names_its_key<T: std::fmt::Debug>(
     read().await.expect("it is whole");
 }
 
-/// What is no counter, no row of a feed and no entry of the past is neither skipped nor guessed: a caller that needs it gets an error with its key.
+/// A row that is neither a counter, nor a row of a feed, nor a past topology entry is not skipped or guessed: a caller that needs it gets
+/// an error with its key.
 #[tokio::test(start_paused = true)]
 async fn other_damage_is_named_by_its_key() {
     let store = Store::memory();
@@ -412,7 +413,7 @@ async fn other_damage_is_named_by_its_key() {
     names_its_key(&store, &consumer[0], async || bus.consumer("c").unwrap().delete(true).await).await;
 }
 
-/// A fold whose mark is damaged does nothing until the mark is repaired, or until another owner begins its own.
+/// A fold whose mark is damaged does nothing until the mark is repaired, or until another owner begins a new mark.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_fold_mark_stops_its_partition_alone() {
     let store = Store::memory();
@@ -473,8 +474,8 @@ async fn a_broken_row_of_documents_stops_no_reader_and_is_named() {
     assert_eq!(skipped.len(), 1, "{skipped:?}");
 }
 
-/// Bug: the expiry of a dead node was due again at once after each poll that a damaged row had failed, 32 times a second. Fix: after a
-/// failed poll the next one is due after the usual pause.
+/// Bug: after each poll that failed because of a damaged row, the expiry of a dead node was due again at once: 32 times a second. Fix:
+/// after a failed poll the next one is due after the usual pause.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_row_of_a_node_is_polled_no_more_often() {
     let store = Store::memory();

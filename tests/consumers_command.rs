@@ -28,14 +28,14 @@ fn consumers(folder: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What it prints, if it succeeds.
+/// What the command prints; it must succeed.
 fn printed(folder: &Path, args: &[&str]) -> String {
     let output = consumers(folder, args);
     assert_eq!(output.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The exit code and the message with which it fails.
+/// The exit code and the message with which the command fails.
 fn refused(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
     let output = consumers(folder, args);
     assert!(output.stdout.is_empty(), "{args:?}");

@@ -41,7 +41,7 @@ const FAMILIES: [&str; 19] = [
     "row count",
 ];
 
-/// Of which family the key is: under the default prefix comes the number of the family as a tuple's integer.
+/// The family of the key: its number follows the default prefix, as an integer of a tuple.
 fn family(key: &[u8]) -> &'static str {
     match key.strip_prefix(b"notibus") {
         Some([0x14, ..]) => FAMILIES[0],
@@ -88,7 +88,7 @@ impl Cost {
     }
 }
 
-/// Whether it is the producer's own: it adds to counters, and does nothing else.
+/// Whether `attempt` is the producer's own: it adds to counters, and does nothing else.
 fn is_producers(attempt: &Attempt) -> bool {
     attempt.reads().next().is_none()
         && attempt.mutations().all(|done| {
@@ -96,7 +96,7 @@ fn is_producers(attempt: &Attempt) -> bool {
         })
 }
 
-/// Whether it is what nodes do to know of each other, by the clock.
+/// Whether `attempt` is what nodes do at intervals to keep track of each other.
 fn is_members(attempt: &Attempt) -> bool {
     attempt.operations.iter().any(|done| match done {
         Operation::Get { key, .. } => family(key) == "polled",
@@ -105,11 +105,11 @@ fn is_members(attempt: &Attempt) -> bool {
     })
 }
 
-/// The roles of a node that do nothing by the clock: what they do is the event's doing.
+/// The roles of a node, which do nothing by the clock: everything that they do is caused by the event.
 struct Node {
     trace: Trace,
     bus: Bus,
-    /// What must stay as long as the roles are to work.
+    /// What must be kept for as long as the roles are to work.
     roles: Vec<Box<dyn std::any::Any>>,
     subscription: Subscription,
 }
@@ -140,7 +140,7 @@ impl Node {
         within("a delivery", next_news(&mut self.subscription)).await.unwrap().into_delivery().unwrap();
     }
 
-    /// Waits until everything rests; returns what was done since the last time, without what producers and members do.
+    /// Waits until everything is at rest; returns what was done since the last time, without what producers and members do.
     async fn done(&self) -> Cost {
         tokio::time::sleep(Duration::from_secs(10)).await;
         let mut done = self.trace.take();
@@ -149,7 +149,7 @@ impl Node {
     }
 }
 
-/// What the third event of a database costs one node that folds and delivers, in a quiet bus of so many shards.
+/// What the third event of a database costs one node that folds and delivers, in a quiet bus with `shards` shards.
 async fn lone_event(shards: u32) -> Cost {
     let store = Store::memory();
     let mut node = Node::start(&store, BusOptions::default().shards(shards), true).await;
@@ -166,7 +166,7 @@ async fn lone_event(shards: u32) -> Cost {
     cost
 }
 
-/// Once a lone event cost 10 mutations and 87 reads: each append moved the head of its shard and one of eight keys of the pulse, and
+/// A lone event once cost 10 mutations and 87 reads: each append moved the head of its shard and one of eight keys of the pulse, and
 /// whenever anything was appended a tail read all shards, and set eight watches again.
 #[tokio::test(start_paused = true)]
 async fn a_lone_event_costs_eight_mutations_and_twelve_reads() {

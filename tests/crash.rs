@@ -28,10 +28,10 @@ const SEED: &str = "NOTIBUS_SEED";
 /// How often a child is killed, unless `NOTIBUS_KILLS` says so.
 const ROUNDS: u32 = 14;
 
-/// Transactions that the child runs at once.
+/// The number of transactions that the child runs at once.
 const WORKERS: u64 = 8;
 
-/// Keys that each transaction sets to one token.
+/// The number of keys that each transaction sets to one token.
 const PARTS: u64 = 5;
 
 /// The rows of this many transactions are kept for each worker.

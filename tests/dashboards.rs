@@ -65,9 +65,9 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
     let bus = running.bus().clone();
     bus.consumer("mailer").unwrap().create(&ConsumerSettings::default()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
-    // The first look at the consumers is kept for some seconds, so the row has to be there before it.
+    // The first reading of the consumers is cached for some seconds, so the row has to exist before it.
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
-    // The first answer counts as one over HTTP, too.
+    // The metrics of HTTP have values once there was an answer.
     get(address, "/_db_updates").await;
     let answer = get(address, "/_notibus/metrics").await;
     let measured = measured(&answer);
@@ -78,7 +78,7 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
         let missing: Vec<_> = names.iter().filter(|name| !measured.contains(*name)).collect();
         assert!(missing.is_empty(), "{missing:?} are not in\n{answer}");
     }
-    // The live page names histograms as a whole. It named one that was gone, and showed "NaN".
+    // The live page names histograms as a whole. It once named one that was gone, and showed "NaN".
     let page = get(address, "/_notibus/").await;
     let is_there = |name: &&str| measured.contains(*name) || measured.contains(&format!("{name}_count")[..]);
     assert!(named(&page).iter().all(is_there), "{:?}", named(&page));
@@ -107,7 +107,7 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
     running.shutdown().await.unwrap();
 }
 
-/// Runs a checker of the system with `input`; `None`, said loudly, if there is none.
+/// Runs a checker that is installed on this system, with `input`. If there is none, says so, and returns `None`.
 fn checked(program: &str, arguments: &[&str], input: &str) -> Option<Output> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -115,7 +115,7 @@ fn checked(program: &str, arguments: &[&str], input: &str) -> Option<Output> {
         eprintln!("SKIPPED, not passed: {arguments:?}, because there is no {program}");
         return None;
     };
-    // One that has seen enough does not read the rest.
+    // A checker that has seen enough does not read the rest.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     Some(child.wait_with_output().unwrap())
 }
@@ -125,7 +125,7 @@ fn said(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text)).concat()
 }
 
-/// Prometheus takes the alerts, and finds no fault in the metrics of a node at work.
+/// Prometheus accepts the alerts, and finds no fault in the metrics of a node at work.
 #[tokio::test]
 async fn prometheus_accepts_alerts_and_metrics() {
     if let Some(output) = checked("promtool", &["check", "rules", "ops/alerts.yml"], "") {
@@ -141,7 +141,7 @@ async fn prometheus_accepts_alerts_and_metrics() {
     let (_, metrics) = answer.split_once("\r\n\r\n").unwrap();
     if let Some(output) = checked("promtool", &["check", "metrics"], metrics) {
         let said = said(&output);
-        // It knows the older format only, in which the help of a counter names it with its ending.
+        // `promtool` knows only the older format, in which the help of a counter names it with its ending.
         let has_help = |line: &str| {
             let counter = line.strip_suffix("_total no help text");
             counter.is_some_and(|name| metrics.contains(&format!("# HELP {name} ")))
@@ -151,7 +151,7 @@ async fn prometheus_accepts_alerts_and_metrics() {
     }
 }
 
-/// systemd takes the unit. It wants a program at the path in it, so it is given one that is there.
+/// systemd accepts the unit. It requires a program at the unit's path, so the unit gets the path of one that exists.
 #[test]
 fn systemd_accepts_the_unit() {
     let unit = include_str!("../ops/notibus.service");

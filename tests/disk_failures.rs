@@ -23,7 +23,7 @@ use notibus::{
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A journal that never gets so long.
+/// A length that no journal reaches.
 const ENDLESS: u64 = 1 << 40;
 
 /// A disk whose syncs fail, once the flag is set.
@@ -110,7 +110,7 @@ async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     let error = set(&db, b"dying").await.unwrap_err();
     assert!(error.is_maybe_committed() && !error.is_retryable(), "{error}");
     assert_eq!(error.code(), Some(StoreError::COMMIT_UNKNOWN_RESULT.code()));
-    // Until then a commit may still enter its queue, and nobody can say whether the thread has taken it.
+    // Until the failure is known, a commit may still enter the queue of the thread, and nobody can say whether the thread has taken it.
     assert_eq!(db.failed().await.code(), Some(StoreError::IO_ERROR.code()));
     let error = set(&db, b"after").await.unwrap_err();
     assert!(!error.is_maybe_committed() && !error.is_retryable(), "{error}");
@@ -121,8 +121,8 @@ async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     assert!(rows.contains_key(&b"dying"[..]) && !rows.contains_key(&b"after"[..]), "{rows:?}");
 }
 
-/// A disk that was full for a moment once poisoned the storage library. Every answered commit has to be there, refused ones are not; and
-/// once there is room, commits succeed, with a restart and without one.
+/// A disk that was full for a moment once poisoned the storage library. Every answered commit has to be there, refused ones must not be;
+/// and once there is room, commits succeed, with a restart and without one.
 #[tokio::test]
 async fn a_full_disk_loses_nothing_and_is_mended_by_room() {
     for most in [0, 1, 30, 200] {
@@ -136,7 +136,7 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room() {
             left.store(now.saturating_sub(*len), Ordering::Relaxed);
             match now {
                 0 => Some(DiskFault::Fails(DiskFault::FULL)),
-                // It becomes full in the middle of a write.
+                // The disk fills up in the middle of a write.
                 now if now < *len && most > 0 => Some(DiskFault::Short(most.min(*len))),
                 now if now < *len => Some(DiskFault::Fails(DiskFault::FULL)),
                 _ => None,
@@ -179,7 +179,7 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room() {
 }
 
 /// Regression: whatever kept a folder from being opened, the command ended as for bad input, after which a supervisor does not start it
-/// again, although there was room soon.
+/// again, although there was soon room again.
 #[test]
 fn an_opening_that_fails_says_whether_another_attempt_can_help() {
     const NO_PERMISSION: i32 = 13;
@@ -287,7 +287,8 @@ async fn commit(store: &Store, number: usize) -> Result<()> {
         .await
 }
 
-/// A disk on which all operations fail after so many; if `happens`, the first failed one takes effect.
+/// Makes all operations of `disk` fail after the first `operations`, except for reads; if `happens`, the first that fails still takes
+/// effect.
 fn cut_power(disk: &SimulatedDisk, operations: usize, happens: bool) -> Arc<AtomicUsize> {
     let done = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&done);
@@ -328,9 +329,9 @@ async fn try_states(disk: &SimulatedDisk, allowed: &[Rows]) -> (usize, Vec<usize
     }
 }
 
-/// A power failure that left later pages of an unanswered commit and not the earlier ones once made the folder
-/// refused. The journal here is so small that the test tries all states that it can leave: any of the unsynced pages,
-/// in any of their forms, and any length. Every answered commit is there, and the last one as a whole or not at all.
+/// After a power failure that had left later pages of an unanswered commit but not the earlier ones, the folder was once refused. The
+/// journal here is so small that the test tries all states that it can leave: any of the unsynced pages, in any of their forms, and any
+/// length. Every answered commit is there, and the last one as a whole or not at all.
 #[tokio::test]
 async fn every_state_that_a_power_failure_leaves_recovers_to_the_last_answered_commit() {
     let (mut states, mut outcomes) = (0, [0, 0]);
@@ -423,7 +424,7 @@ async fn the_power_may_fail_at_every_operation() {
     }
 }
 
-/// A flipped byte of the journal once looked like its end, or the folder was refused without a place. One in the marker
+/// A flipped byte of the journal once looked like its end, or the folder was refused without naming the place. One in the marker
 /// was reported as another format, and nothing could be saved; one in the note of an orderly end was blamed on the
 /// journal, or hid lost commits. The test flips a bit of each byte of each file, of a store whose process was killed, and
 /// of one that was closed in order.
@@ -469,11 +470,11 @@ async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_ha
         }
     }
     println!("{refused} flips were refused, {harmless} did no harm");
-    // Harmless are only the marks behind the last groups.
+    // Only the marks behind the last groups are harmless.
     assert!(refused > 900 && harmless <= 2 * 40, "{refused} {harmless}");
 }
 
-/// A snapshot that cannot be written, or its journal, costs nothing: the journals go on, and the next snapshot
+/// Nothing is lost if a snapshot or its journal cannot be written: the journals go on, and the next snapshot
 /// replaces them.
 #[tokio::test]
 async fn a_snapshot_that_fails_costs_nothing() {
@@ -543,7 +544,7 @@ fn a_folder_that_is_opened_while_it_is_read_is_whole() {
     disk.plan(move |operation| {
         let is_snapshot = matches!(operation, DiskOperation::Open(name) if name.starts_with("snapshot-"));
         if is_snapshot && std::mem::take(&mut is_first) {
-            // Between the list of names and the first file, another process opens and closes it.
+            // Between the list of names and the first file, another process opens and closes the folder.
             let db = other.open_small(600).unwrap();
             for number in 1..30 {
                 commit(&db, number).now_or_never().unwrap().unwrap();
@@ -577,7 +578,7 @@ async fn a_run_that_is_cancelled_in_its_pause_ends() {
     assert!(rows(&store).await.is_empty());
 }
 
-/// A disk that could not read a part of a file once gave no place: `check` and a backup ended with its error.
+/// If a part of a file could not be read, `check` and a backup once ended with the disk's error instead of naming the place.
 #[tokio::test]
 async fn a_bad_sector_is_damage_with_its_place() {
     const SECTOR: u64 = 4_096;

@@ -31,18 +31,19 @@ struct Subscriber {
     subscription: Subscription,
     wants: Wants,
     kinds: Kinds,
-    /// Whether it names its databases. Where the feed has to be read they are looked up, and do not come in its order.
+    /// Whether the subscriber names its databases. Instead of reading the feed it then looks them up, so rows do not come in the order of
+    /// the feed.
     is_exact: bool,
-    /// Whether it started before everything.
+    /// Whether the subscriber started before everything.
     from_nothing: bool,
     skips: bool,
-    /// Whether deliveries may repeat, because it reads many pages.
+    /// Whether deliveries may repeat, because the subscriber reads many pages.
     may_repeat: bool,
     start: Knowledge,
     known: Knowledge,
-    /// The last sequence, by name; and the last of all.
+    /// The last sequence of each name.
     last: BTreeMap<String, Sequence>,
-    /// The last sequence of all.
+    /// The last sequence that was delivered, or to which the subscriber skipped.
     newest: Sequence,
 }
 
@@ -101,7 +102,7 @@ impl Subscriber {
             Item::Lagged { from, to } => {
                 assert!(self.skips && from < to && to > self.newest, "{}", self.what);
                 self.newest = to;
-                // Rows between were skipped, so the history of a database is unknown from here on.
+                // Rows in between were skipped, so the history of a database is unknown from here on.
                 self.may_repeat = true;
             }
             Item::CaughtUp { .. } => {}
@@ -109,7 +110,7 @@ impl Subscriber {
         }
     }
 
-    /// Checks a delivery against what was known, and adds it to that.
+    /// Checks a delivery against what was known, and adds it to what is known.
     fn check(&mut self, delivery: &Delivery) {
         let row = delivery.notification();
         let name = row.name.as_str().to_owned();
@@ -154,7 +155,7 @@ impl Subscriber {
         }
     }
 
-    /// Checks whether the deletion of an earlier instance is delivered. Instances that came and went unseen leave it open.
+    /// Checks whether the deletion of an earlier instance is delivered. If instances came and went unseen, either is right.
     fn check_replaced(
         &self,
         delivered: Kinds,
@@ -197,7 +198,7 @@ impl Subscriber {
 }
 
 struct Run {
-    /// Draws everything.
+    /// Makes all random choices.
     random: fastrand::Rng,
     store: Store,
     bus: Bus,
@@ -208,7 +209,7 @@ struct Run {
     lives: Vec<(u8, bool)>,
     /// How many events were recorded.
     recorded: u64,
-    /// Positions at which everything was still, with what was in the feed then.
+    /// Positions at which everything was at rest, with what was in the feed then.
     checkpoints: Vec<(Sequence, Knowledge)>,
     subscribers: Vec<Subscriber>,
 }
@@ -250,7 +251,7 @@ impl Run {
         self.checkpoints.push((now, knowledge));
     }
 
-    /// Subscribes from somewhere, to something.
+    /// Subscribes with a random filter, from a random position.
     async fn subscribe(&mut self) {
         let mut all = filters();
         let (filter, wants, is_exact) = all.swap_remove(self.random.usize(..all.len()));

@@ -1,5 +1,5 @@
 //! The embedded engine beside simple models: maps of rows by version, of a transaction's own writes, and of what a folder keeps. Keys
-//! share long prefixes or differ by trailing zeros, and ranges often begin at rows, so that the borders of the engine's nodes are met.
+//! share long prefixes or differ by trailing zeros, and ranges often begin at rows, so that the borders of the engine's nodes are hit.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -64,7 +64,7 @@ fn range(random: &mut Rng, model: &Model, variety: usize) -> KeyRange {
         return KeyRange::prefix("");
     }
     if random.u8(0..3) > 0 && !model.is_empty() {
-        // A short one.
+        // A short range.
         let rows = model.keys().skip(random.usize(0..model.len()));
         let keys: Vec<_> = rows.take(random.usize(1..70)).cloned().collect();
         return KeyRange::new(keys[0].clone(), keys[keys.len() - 1].clone());
@@ -160,7 +160,7 @@ impl Write {
         }
     }
 
-    /// Applies it to the model; returns the written range.
+    /// Applies the write to the model; returns the written range.
     fn apply(&self, model: &mut Model, stamp: Versionstamp) -> KeyRange {
         match self {
             Self::Set(key, value) => {
@@ -195,7 +195,7 @@ impl Write {
     }
 }
 
-/// The rows of `range`, read by pages of random sizes in a random direction.
+/// The rows of `range`, read in pages of random sizes, in a random direction.
 async fn rows(
     tx: &Transaction,
     random: &mut Rng,
@@ -326,7 +326,7 @@ async fn a_transaction_reads_its_own_writes_like_a_map() {
     }
 }
 
-/// A folder with short journals, whose process is killed, closed, and loses its power in between.
+/// A folder with short journals, which is closed, whose process is killed, and whose disk loses its power in between.
 #[tokio::test]
 async fn a_folder_keeps_what_a_map_keeps() {
     for seed in 0..SEEDS {

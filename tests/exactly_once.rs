@@ -1,4 +1,4 @@
-//! Transactions that are committed exactly once: unknown results, late commits, runs of one key, and sweeps meanwhile.
+//! Transactions that are committed exactly once: unknown results, late commits, repeated runs with one key, and concurrent sweeps.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -23,10 +23,10 @@ use notibus::{
     },
 };
 
-/// 1021, settled.
+/// 1021: the result is unknown, but settled: the commit has happened by now, or never will.
 const UNKNOWN: StoreError = StoreError::COMMIT_UNKNOWN_RESULT;
 
-/// 1039: tried again although the commit may still happen.
+/// 1039: the transaction is tried again although the commit may still happen.
 const UNSETTLED: StoreError = StoreError::CLUSTER_VERSION_CHANGED;
 
 const CONFLICT: StoreError = StoreError::NOT_COMMITTED;
@@ -214,7 +214,7 @@ async fn an_error_says_whether_anything_may_be_committed() {
     for (faults, reads_fail, code) in [
         // The read of the key failed.
         (vec![after(UNKNOWN)], true, 1021),
-        // The read has shown that nothing was committed, and a settled commit does not happen later.
+        // The read has shown that nothing was committed, and a settled commit cannot take effect later.
         (vec![before(UNKNOWN), give_up.clone()], false, 1510),
         // But an unsettled commit may.
         (vec![late.clone(), give_up.clone()], false, 1039),
@@ -256,7 +256,7 @@ async fn a_run_whose_result_may_have_been_cleared_is_not_repeated() {
         (CommitFault::After(UNKNOWN), young, true, Ok(1)),
         (CommitFault::After(UNKNOWN), old, false, Ok(1)),
         (CommitFault::After(UNKNOWN), old, true, Err(1021)),
-        // It was not committed, but a missing result proves that no more.
+        // Nothing was committed, but a missing result no longer proves that.
         (CommitFault::Before(UNKNOWN), old, true, Err(1021)),
     ] {
         let fixture = Fixture::with([fault.clone()]).await;
@@ -387,8 +387,8 @@ async fn number(store: &Store, key: &[u8]) -> u64 {
     found.try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// Bug: a raise cleared the results and the version before which they were swept, so a missing key seemed to prove that nothing was
-/// committed. Fix: it keeps the results.
+/// Bug: raising the incarnation cleared the results and the version before which they were swept, so a missing key seemed to prove that
+/// nothing was committed. Fix: raising it keeps the results.
 #[tokio::test(start_paused = true)]
 async fn a_run_that_a_raise_of_the_incarnation_interrupts_is_not_repeated() {
     let store = Store::memory();

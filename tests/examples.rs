@@ -1,4 +1,4 @@
-//! The examples that users copy, run again and again: their members crash at other moments each time, and each run ends with a
+//! The examples that users copy, run again and again: their members crash at different moments each time, and each run ends with a
 //! comparison of the result with the expected one.
 //!
 //! Few runs by default. `NOTIBUS_LOAD=full cargo test --release --test examples` makes a thousand of each.

@@ -104,7 +104,7 @@ proptest! {
     }
 }
 
-/// Rows move to the end while a reader pages through: it still meets every database's last row, and no row twice.
+/// Rows move to the end while a reader pages through: it still sees every database's last row, and no row twice.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_pages_while_rows_move_meets_every_last_row() {
     let names: Vec<u8> = (0..30).collect();
@@ -382,7 +382,7 @@ async fn shards_divide_the_rows_and_each_is_read_in_pages() {
     notifier.shutdown().await.unwrap();
 }
 
-/// A page takes about the same from each shard first. The rows that come next may be in one of them all the same.
+/// A page first takes about the same number of rows from each shard, although all rows that come next may be in one of them.
 #[tokio::test]
 async fn a_page_is_full_although_one_shard_has_its_rows() {
     let store = Store::memory();

@@ -1,4 +1,4 @@
-//! Folders of stores, as operators meet them: `check`, `backup`, commands that only read, and `serve` with
+//! Folders of stores, as operators see them: `check`, `backup`, commands that only read, and `serve` with
 //! few open files or with credentials that others may read.
 
 #![cfg(unix)]
@@ -101,7 +101,7 @@ fn commands_that_read_say_so_if_another_process_has_the_folder_open() {
         (&["tail", "--follow", "--store", &store], "--url"),
         (&["consumers", "delete", "mailer", "--yes", "--store", &store], "--url"),
     ] {
-        // It may be closed later, so this is no bad argument.
+        // The store may be closed later, so this is not a usage error.
         let said = notibus(writer, 1).1;
         assert!(said.contains("in another process") && said.contains(instead), "{writer:?}: {said}");
     }
@@ -153,7 +153,7 @@ fn a_backup_is_made_while_the_folder_is_in_use() {
     let writing = runtime.spawn(async move {
         for number in 0_u64.. {
             let set = async |tx: notibus::store::Transaction| {
-                // Both, or none.
+                // The copy has both, or none.
                 tx.set(b"zz/first", &number.to_be_bytes());
                 tx.set(b"zz/second", &number.to_be_bytes());
                 tx.set(format!("zz/rows/{}", number % 50).as_bytes(), &[7; 2_000]);

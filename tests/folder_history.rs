@@ -40,7 +40,7 @@ async fn is_expired(bus: &Bus, since: impl Into<Cursor>) -> bool {
     }
 }
 
-/// What the life of a store in `folder` leaves: positions of before the copy, and of after it.
+/// Runs a bus in `folder` and copies it to `copy`. Returns a position from before the copy, and one from after it.
 async fn live_and_copy(folder: &Path, copy: &Path) -> (Sequence, Sequence) {
     let store = Store::open_dir(folder).unwrap();
     let bus = wide_bus(&store).await;
@@ -66,7 +66,8 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
     fs::remove_dir_all(&folder).unwrap();
     fs::rename(&copy, &folder).unwrap();
 
-    // Long after the copy: its folder, opened at once, is before this version, like a folder on a machine whose clock was set back.
+    // A version long after the copy: the folder of the copy, opened at once, is behind it, like a folder on a machine whose clock was set
+    // back.
     let ahead = Versionstamp::new(lost.versionstamp().version() + 3_600_000_000, 0);
     let ahead = Sequence::new(lost.incarnation(), ahead, 0);
     let mut positions = vec![kept];
@@ -91,7 +92,7 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
         let first = within("an interruption", rows.next()).await.unwrap();
         assert!(matches!(first, Item::Expired { .. }), "{first:?}");
         assert!(within("a row", rows.next()).await.unwrap().into_delivery().is_some());
-        // A consumer cannot start there.
+        // A consumer cannot start at that position either.
         let settings = ConsumerSettings::default().start(Start::from(lost));
         let refused = bus.consumer("mailer").unwrap().create(&settings).await;
         assert!(matches!(refused, Err(Error::Expired { .. })), "{refused:?}");
@@ -101,8 +102,8 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
     }
 }
 
-/// Bug: a raise ended the incarnation at its last row, and refused who had read to the end of the copy: so a job that had kept its cursor in
-/// the store expired for good. Fix: a folder knows up to where the copy went.
+/// Bug: raising the incarnation ended the previous one at its last row, and refused readers that had read to the end of the copy, so a job
+/// that had kept its cursor in the store expired for good. Fix: a folder knows up to where the copy went.
 #[tokio::test]
 async fn what_was_kept_in_a_copy_stays_valid_after_a_raise() {
     let parent = tempfile::tempdir().unwrap();
@@ -180,7 +181,7 @@ async fn who_has_passed_a_row_that_moved_after_the_copy_has_expired() {
     }
 }
 
-/// A store in memory that begins again knows nothing of those before it.
+/// A store in memory that begins again knows nothing of the stores before it.
 #[tokio::test]
 async fn a_reader_of_a_store_in_memory_that_is_gone_has_expired() {
     let mut before: Option<Sequence> = None;

@@ -54,7 +54,7 @@ static ALLOCATOR: Counting = Counting;
 /// More than the memory of a row, with its name and its place in a page, while it is read and decoded.
 const ROW_BYTES_MAX: usize = 2_048;
 
-/// More than all else allocates meanwhile.
+/// More than everything else allocates during the test.
 const BESIDES_BYTES_MAX: usize = 4 << 20;
 
 /// How many databases one transaction creates.
@@ -90,7 +90,7 @@ async fn filled(databases: usize) -> Bus {
         };
         store.run(create).await.unwrap();
     }
-    // However long that takes on a machine that is busy.
+    // This may take long on a machine that is busy.
     while bus.stats().folded.created < databases as u64 {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }

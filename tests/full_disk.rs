@@ -22,7 +22,7 @@ use notibus::{Bus, BusOptions, store::Store};
 use serde_json::Value;
 use served::Served;
 
-/// The begin of the last line of a process whose disk has failed while it had the store open.
+/// The beginning of the last line of a process whose disk has failed while it had the store open.
 const LAST_LINE: &str = "notibus: the store takes no more writes: ";
 
 /// The command in a process whose files cannot become larger than this.
@@ -40,7 +40,7 @@ fn run(mut command: Command, args: &[&str], input: &str) -> (Option<i32>, String
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let Output { status, stdout, stderr } = thread::scope(|scope| {
-        // A command that fails does not read all of it.
+        // A command that fails does not read all of its input.
         scope.spawn(move || drop(stdin.write_all(input.as_bytes())));
         child.wait_with_output().unwrap()
     });
@@ -54,7 +54,7 @@ fn printed(args: &[&str], input: &str) -> String {
     printed
 }
 
-/// Asserts that the only line about the failed store is the last one beside the log, and says what to do.
+/// Asserts that the only line about the failed store is the last one besides the log, and says what to do.
 fn assert_last_line(said: &str) {
     let lines: Vec<_> = said.lines().filter(|line| line.starts_with("notibus: ")).collect();
     assert_eq!(lines.iter().filter(|line| line.starts_with(LAST_LINE)).count(), 1, "{said}");
@@ -62,7 +62,7 @@ fn assert_last_line(said: &str) {
     assert!(last.starts_with(LAST_LINE) && last.contains("make room, and start again"), "{said}");
 }
 
-/// A folder with an empty bus, as a store.
+/// Makes an empty bus in `folder`. Returns the folder as a store.
 fn new_bus(folder: &Path) -> String {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -170,7 +170,8 @@ fn a_recording_says_what_it_has_recorded_and_can_be_repeated() {
     assert!(doubled.is_empty(), "{doubled:?}");
 }
 
-/// An import that failed is begun again on the same store; until it succeeds, the store has no bus that other commands would take for whole.
+/// An import that failed is begun again on the same store; until it succeeds, the store has no bus that other commands would take for a
+/// whole one.
 #[test]
 fn an_import_that_failed_is_begun_again() {
     let parent = tempfile::tempdir().unwrap();

@@ -113,7 +113,7 @@ async fn only_time_in_which_a_janitor_works_makes_old() {
     pass(RETENTION / 2).await;
     janitor.shutdown().await.unwrap();
     pass(RETENTION * 4).await;
-    // Another one continues the time of the first.
+    // Another janitor continues the time of the first.
     let _janitor = frequent(&bus).await;
     pass(RETENTION / 3).await;
     assert!(row(&bus, &db("gone", 1)).await.is_some(), "time alone does not count");
@@ -248,7 +248,7 @@ async fn nothing_is_left_of_what_was_dropped() {
         let all =
             RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])).limit(100_000).target_bytes(usize::MAX);
         let rows = store.begin().get_range(&all, Isolation::Snapshot).await.unwrap().rows;
-        // Of a feed: entries, newest and topology; the others have a number that is fixed or bounded.
+        // What a feed stores: entries, newest and topology. The number of all other rows is fixed or bounded.
         rows.into_iter().filter(|(key, _)| [4, 5, 7].map(Some).contains(&key.get(8).copied())).count()
     };
     // The topology entry.
@@ -314,7 +314,7 @@ async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
     }
 }
 
-/// A reader that began at zero expires if a database that it may have met is deleted and its tombstone removed meanwhile.
+/// A reader that began at zero expires if a database that it may have seen is deleted and its tombstone removed before the reader is done.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_began_before_the_deletion_expires() {
     let store = Store::memory();
@@ -413,7 +413,7 @@ async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
     assert!(next.is_err(), "delivered {next:?}");
 }
 
-/// Regression: the first closed entry that could not be dropped ended the pass, so those behind it never went.
+/// Regression: the first closed entry that could not be dropped ended the pass, so those behind it were never dropped.
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_cannot_be_dropped_keeps_no_other_one() {
     let faults = Faults::new(&Store::memory());
@@ -524,7 +524,8 @@ async fn a_parallel_job_does_not_expire_for_a_tombstone_that_it_has_worked_on() 
     }
 }
 
-/// A parallel job works on a tombstone that the janitor drops meanwhile. `is_resharded` after the tombstone, the shard ends in that round.
+/// A parallel job works on a tombstone that the janitor drops while the job runs. If the feed `is_resharded` after the tombstone, the shard
+/// ends in that round.
 async fn worked_on(is_resharded: bool) {
     let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().shards(1)).await.unwrap();
@@ -537,7 +538,7 @@ async fn worked_on(is_resharded: bool) {
         record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
         row_with(&bus, &db(name, 1), [1, 0, 0, 0]).await;
     }
-    // For each of the rows that take long: it has come, and it may end.
+    // For each of the rows whose work takes long: signals that the row has come, and that its work may end.
     let rows: Arc<[(Notify, Notify); 2]> = Arc::default();
     let slow = Arc::clone(&rows);
     let work = move |batch: ParallelBatch<Notification>| {
@@ -575,7 +576,8 @@ async fn worked_on(is_resharded: bool) {
     within("the job", running).await.unwrap().unwrap();
 }
 
-/// The results of runs that are committed exactly once: more than a page of old ones go, young ones stay, and mean what they meant.
+/// Results of runs that are committed exactly once: old ones are removed even if they fill more than a page; young ones stay, and still
+/// mean what they meant.
 #[tokio::test(start_paused = true)]
 async fn old_results_of_runs_go_in_pages_and_young_ones_stay() {
     let store = Store::memory();

@@ -103,7 +103,7 @@ async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back(
     };
     faults.store().run(live_and_go).await.unwrap();
     within("the fold of the deletion", gate.reached()).await;
-    // A notifier that is stopped finishes the present fold.
+    // A notifier that is stopped finishes the current fold.
     let shutdown = tokio::spawn(notifier.shutdown());
     tokio::time::sleep(Duration::from_secs(1)).await;
     gate.open();

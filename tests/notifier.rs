@@ -479,7 +479,7 @@ async fn the_poll_makes_good_watches_that_are_dropped_or_refused() {
     }
 }
 
-/// An environment in which each poll computes for 50 ms, on a machine whose clock stands meanwhile.
+/// An environment in which each poll computes for 50 ms, on a machine whose clock stands still while it computes.
 struct Computing(Env, AtomicU64);
 
 impl Environment for Computing {
@@ -528,8 +528,8 @@ async fn a_fold_pauses_for_what_it_has_computed() {
     }
 }
 
-/// Bug: a fold on a store that takes 100 ms to commit paused for 900 ms, a multiple of its wait, and so the latency was ten times as long. Fix:
-/// what it waits for the store is a pause already.
+/// Bug: a fold on a store that takes 100 ms to commit paused for 900 ms, a multiple of its wait, and so the latency was ten times as long.
+/// Fix: the time that it waits for the store counts as a pause.
 #[tokio::test(start_paused = true)]
 async fn a_fold_does_not_pause_for_what_it_has_waited() {
     let store = Store::memory();
@@ -565,7 +565,7 @@ async fn after_a_shutdown_another_continues() {
     row_with(&bus, &db("a", 1), [0, 0, 10, 0]).await;
 }
 
-/// A shutdown waits for the present fold, and loses none of its events.
+/// A shutdown waits for the current fold, and loses none of its events.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
     let store = Store::memory();
@@ -584,7 +584,7 @@ async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// The operations of an idle notifier of a bus with `databases` databases and `partitions` in 300 s: reads, and commits
+/// The operations of an idle notifier of a bus with `databases` databases and `partitions` partitions in 300 s: reads, and commits
 /// that write.
 async fn idle_cost(databases: usize, partitions: u32) -> (u64, u64) {
     let store = Store::memory();
@@ -602,7 +602,7 @@ async fn idle_cost(databases: usize, partitions: u32) -> (u64, u64) {
     (after.reads - before.reads, after.write_commits - before.write_commits)
 }
 
-/// A poll each second has the counters, and another one the pulse, the versions and the neighbours. A heartbeat each 2 s reads nothing.
+/// One poll a second reads the counters, and another one the pulse, the versions and the neighbours. A heartbeat every 2 s reads nothing.
 #[tokio::test(start_paused = true)]
 async fn an_idle_bus_costs_the_same_whatever_the_number_of_databases_and_partitions() {
     for (databases, partitions) in [(1, 1), (1, 64), (1_000, 64), (1, 1_000)] {
@@ -636,7 +636,7 @@ async fn ids_of_design_documents_are_kept_as_long_as_their_database_lives() {
     };
     assert_eq!(ids(Sequence::MIN).await, ["a", "b"]);
     assert_eq!(ids(known).await, ["b"]);
-    // Folded together with an update without an id, which may be of any document and is kept apart from those with an id.
+    // These are folded together. The update without an id may be of any document, and is kept apart from those with an id.
     let c = DdocId::new("c").unwrap();
     let tx = store.begin();
     producer.ddoc_updated(&tx, &life, None);

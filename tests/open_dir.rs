@@ -28,7 +28,7 @@ fn wait<T>(body: impl Future<Output = Result<T>>) -> T {
         .expect("the store meets no error")
 }
 
-/// Why `folder` cannot be opened, which has this cause.
+/// Why `folder` cannot be opened; the cause must be the expected one.
 fn refusal(folder: &Path, expected: OpenCause) -> String {
     match Store::open_dir(folder) {
         Err(Error::Open { path, cause, reason }) => {
@@ -169,7 +169,7 @@ fn the_empty_key_and_the_largest_entries_survive_closing() {
     assert!(rows(&Store::open_dir(folder.path()).expect("it is a store")) == expected);
 }
 
-/// All files below `folder`, in order, without it.
+/// All files below `folder`, in order, relative to it.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -200,9 +200,9 @@ fn copy(from: &Path, to: &Path) {
 /// A way to damage a file.
 #[derive(Debug, Clone, Copy)]
 enum Damage {
-    /// Nothing is left of it.
+    /// The file is removed.
     Missing,
-    /// It is cut to this share of its length, in hundredths.
+    /// The file is cut to this share of its length, in hundredths.
     Cut(usize),
     /// The byte at this share of its length is changed, in hundredths.
     Flipped(usize),
@@ -252,11 +252,11 @@ fn a_commit_that_changes_no_row_keeps_its_version() {
 /// The result of opening a damaged store.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
-    /// It was refused with [`Error::Open`].
+    /// The folder was refused with [`Error::Open`].
     Refused,
-    /// It opened with all rows.
+    /// The folder was opened with all rows.
     Whole,
-    /// It opened without the rows of some of the newest commits.
+    /// The folder was opened without the rows of some of the newest commits.
     Shorter,
 }
 
@@ -450,7 +450,7 @@ fn a_process_whose_folder_is_replaced_fails_and_mixes_nothing() {
     assert_eq!(left, before);
 }
 
-/// Bug: who removed the file of the lock let a second process in, and rows of both were lost; fix: the folder itself is locked, and a
+/// Bug: removing the file of the lock let a second process in, and rows of both were lost; fix: the folder itself is locked, and a
 /// process fails once a file without which its folder does not open was removed.
 #[cfg(unix)]
 #[test]

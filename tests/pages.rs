@@ -1,8 +1,9 @@
-//! What README and the pages tell to type works: the blocks of a page that are marked `sh`, in their order, on a fresh folder.
+//! What the README and the pages show as commands works: the blocks of a page that are marked `sh`, in their order, on a fresh folder.
 //!
 //! `cargo run --release -- …` is the command as it was built for the tests, and so are examples; `serve` goes to the background and
 //! listens on a port of its own, and what cargo checks elsewhere (`cargo test`, `cargo bench`) is only looked at. A block that cannot be
-//! run in a test, as it takes a cluster, hours or the network, is marked `sh no-run`. The Rust of README and of the guide are doc tests.
+//! run in a test, because it takes a cluster, hours or the network, is marked `sh no-run`. The Rust of README and of the guide are doc
+//! tests.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -30,7 +31,7 @@ const RUN: [&str; 9] = [
     "docs/testing.md",
 ];
 
-/// What the blocks find. Its last lines are theirs.
+/// Shell functions that replace commands in the blocks, which follow this text.
 const PRELUDE: &str = r#"
 set -euo pipefail
 umask 022
@@ -105,7 +106,7 @@ curl() {
 "#;
 
 struct Block<'a> {
-    /// What stands behind the fence.
+    /// The text after the opening fence.
     mark: &'a str,
     line: usize,
     text: String,
@@ -188,7 +189,7 @@ fn the_pages_of_backups_and_moves_work_as_they_are_typed() {
     }
 }
 
-/// Most of what they tell to type is tests and benchmarks, which need only be there.
+/// Most commands on these pages are tests and benchmarks, which only need to be there.
 #[test]
 fn the_pages_for_contributors_work_as_they_are_typed() {
     for path in ["CONTRIBUTING.md", "docs/foundationdb.md", "docs/performance.md", "docs/testing.md"] {
@@ -196,7 +197,7 @@ fn the_pages_for_contributors_work_as_they_are_typed() {
     }
 }
 
-/// Few blocks are not run, and nothing escapes for want of a mark.
+/// Few blocks are not run, and no block escapes because it lacks a mark.
 #[test]
 fn blocks_say_what_they_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -213,13 +214,13 @@ fn blocks_say_what_they_are() {
             assert!(!block.mark.is_empty(), "{name}, line {}: of what kind is it?", block.line);
             let is_run = match block.mark {
                 "sh" => RUN.contains(&&*name),
-                // By a trial in tests/clients.
+                // A trial in tests/clients runs these.
                 "sh mini_couch" => name == "docs/http.md",
                 mark => mark == "sh no-run" || !mark.starts_with("sh"),
             };
             assert!(is_run, "{name}, line {}: no test runs it", block.line);
             not_run += usize::from(block.mark == "sh no-run");
-            // What is only looked at names targets and features that there are.
+            // Commands that are only looked at name targets and features that exist.
             let words: Vec<_> = block.text.split_whitespace().collect();
             for pair in words.windows(2).filter(|_| block.mark.starts_with("sh")) {
                 let is_there = match pair[0] {

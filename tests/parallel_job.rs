@@ -293,8 +293,8 @@ async fn the_snapshot_of_a_batch_shows_the_store_as_it_was_with_the_rows() {
     layer.job(Cursor::BEGINNING).run(work).await.unwrap();
 }
 
-/// Bug: a database that was deleted while a job worked on it ended the job as a failure of the work, after all attempts, so an index builder
-/// could not tell it from one. Fix: what the check of a batch finds ends the job as it is.
+/// Bug: a database that was deleted while a job worked on it ended the job as a failure of the work, after all attempts, so an index
+/// builder could not tell the two apart. Fix: an error that the check of a batch returns ends the job unchanged.
 #[tokio::test]
 async fn a_job_whose_feed_is_removed_ends_with_no_feed() {
     let store = Store::memory();

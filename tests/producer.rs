@@ -26,7 +26,7 @@ async fn traced(produce: impl Fn(&Bus, &notibus::store::Transaction)) -> Attempt
     let tx = store.begin();
     produce(&bus, &tx);
     tx.commit().await.unwrap();
-    // Nothing else has run since: a task rings the doorbell.
+    // No other task has run since then, so the one that rings the doorbell is not in the trace.
     let mut attempts = trace.take();
     assert_eq!(attempts.len(), 1);
     attempts.remove(0)
@@ -211,7 +211,7 @@ async fn an_event_is_notified_if_and_only_if_its_transaction_committed() {
         }
         tokio::time::sleep(Duration::from_millis(random.u64(..3))).await;
     }
-    // One of a hundred times a database has none.
+    // One time in a hundred, a database has no event.
     for (place, &count) in expected.iter().enumerate().filter(|(_, count)| **count > 0) {
         row_with(&bus, &db(&format!("db{place}"), 1), [0, 0, count, 0]).await;
     }

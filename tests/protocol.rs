@@ -253,7 +253,8 @@ fn the_recorder_in_python_agrees_with_the_vectors() {
     }
 }
 
-/// The compiler that `tests/clients/install` fetches checks its types and takes them out. A Node that knows types runs it as it is.
+/// The compiler that `tests/clients/install` fetches checks the recorder's types and strips them. A version of Node that knows types runs
+/// the recorder as it is.
 #[test]
 fn the_recorder_in_typescript_agrees_with_the_vectors() {
     let recorder = Path::new("clients/node/notibus.mts");

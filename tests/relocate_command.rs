@@ -35,7 +35,7 @@ fn a_bus_moves_to_another_folder_with_all_its_rows() {
     assert!(exported.contains("left out: nodes, roles and leases"), "{exported}");
     #[cfg(unix)]
     {
-        // Regression: everyone on the machine could read it, with the names of all databases.
+        // Regression: everyone on the machine could read the file, with the names of all databases.
         let mode = std::fs::metadata(&file).unwrap().permissions();
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
     }
@@ -134,7 +134,7 @@ fn a_running_node_is_healed_by_a_raise() {
     assert_eq!(notibus(&["incarnation", "show", "--url", &url], 0), "the incarnation is 0\n");
     assert_eq!(notibus(&["incarnation", "raise", "--from", "0", "--url", &url], 0), "the incarnation is 1\n");
     let began = Instant::now();
-    // It may be asked while it joins again.
+    // The node may be asked while it joins again.
     while !ready().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200 ")) {
         assert!(began.elapsed() < served::LIMIT);
         std::thread::sleep(Duration::from_millis(50));

@@ -249,7 +249,7 @@ async fn ids(bus: &Bus) -> Vec<String> {
     changes_of(bus, Cursor::BEGINNING).await.iter().map(|row| row.doc.id.to_string()).collect()
 }
 
-/// [`ids`], none of a feed that there is not.
+/// Like [`ids`], but empty if there is no feed.
 async fn ids_if_any(bus: &Bus) -> Vec<String> {
     if bus.changes().feed(&db("db5", 1)).topology().await.is_ok() { ids(bus).await } else { Vec::new() }
 }
@@ -293,8 +293,8 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
     assert_eq!(elsewhere.count(), 0);
 }
 
-/// An export beside living producers looked for legacy ranges first, and read the rows at a later version: a range that was adopted in between
-/// was named in the copy, and its rows were not in it.
+/// An export beside living producers once looked for legacy ranges first, and read the rows at a later version: a range that was adopted in
+/// between was named in the copy, and its rows were not in it.
 #[tokio::test(start_paused = true)]
 async fn a_range_that_is_adopted_while_an_export_begins_comes_along_or_is_not_named() {
     for reads in 0..20 {
@@ -451,8 +451,8 @@ async fn an_incarnation_is_raised_once() {
     assert!(Bus::open(&store, options).await.is_err(), "everything else is as it was");
 }
 
-/// Regression: a server that was started too early, while its bus was still imported, made a bus of its own under the prefix. The import
-/// continued, wrote its rows and its configuration over that, and reported success; the server folded into partitions that no other
+/// Regression: a server that was started too early, while its bus was still being imported, made a bus of its own under the prefix. The
+/// import continued, wrote its rows and its configuration over that, and reported success; the server folded into partitions that no other
 /// process knew, and 62 of 64 events were never delivered.
 #[tokio::test(start_paused = true)]
 async fn nobody_opens_a_bus_while_it_is_imported() {
@@ -492,7 +492,7 @@ async fn what_an_import_leaves_whose_process_dies_keeps_others_out_and_a_repeate
     assert!(dies.await.is_err());
     let opened = Bus::open(&new, BusOptions::default()).await;
     assert!(matches!(opened, Err(Error::ImportUnderWay { .. })), "{opened:?}");
-    // What no import has written shows whether the second one began with nothing.
+    // A row that no import has written shows whether the second import begins by removing everything.
     set(&new, &[PREFIX, b"\x15\x05left"].concat(), b"left").await;
     Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
     let bus = Bus::open_existing(&new, PREFIX).await.unwrap();
@@ -517,7 +517,7 @@ async fn an_export_is_refused_beside_living_nodes_and_producers() {
     assert_eq!(count("counters of events that wait to be folded"), Some(1));
     assert_eq!(held.held.iter().map(|(_, count)| count).sum::<u64>(), held.rows);
 
-    // It waits for a node that has died without leaving.
+    // The export waits for a node that has died without leaving.
     drop(node);
     assert_eq!(bus.nodes().await.unwrap().len(), 1, "it is listed");
     assert_eq!(bus.export(&mut Vec::new(), ExportOptions::default()).await.unwrap(), held);
@@ -528,8 +528,8 @@ async fn an_export_is_refused_beside_living_nodes_and_producers() {
     assert!(matches!(refused, Err(Error::Invalid { what: "export", .. })), "{refused:?}");
 }
 
-/// Regression: a layer's rows were of incarnation 1, because its cluster had moved once, and the bus that adopted them was new. Later
-/// rows stood before them, so that readers missed these, and edits left the old rows behind.
+/// Regression: a layer's rows were of incarnation 1, because its cluster had moved once, and the bus that adopted them was new. Later rows
+/// were placed before them, so that readers missed the later rows, and edits left the old rows behind.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_later_incarnation_are_not_adopted() {
     let store = Store::memory();
@@ -556,8 +556,8 @@ async fn rows_of_a_later_incarnation_are_not_adopted() {
     assert_eq!(ids(&bus).await, ["a"]);
 }
 
-/// Regression: a process that was forgotten when the store was restored elsewhere noticed that with its next heartbeat only. Until then
-/// it wrote rows of the old incarnation, which stand before rows that readers have seen.
+/// Regression: a process that was forgotten when the store was restored elsewhere noticed that only with its next heartbeat. Until then
+/// it wrote rows of the old incarnation, which come before rows that readers have seen.
 #[tokio::test(start_paused = true)]
 async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() {
     let store = Store::memory();
@@ -573,12 +573,12 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
     );
     let refused = raise(true).await;
     assert!(matches!(refused, Err(Error::BusInUse { nodes: 1 })), "{refused:?}");
-    // As if rows of later versions were restored.
+    // As if rows of later versions had been restored.
     let ahead = [&[0][..], &[0x7f; 12]].concat();
     set(&store, &[PREFIX, &[0x15, 26, 0x14]].concat(), &ahead).await;
     assert_eq!(raise(false).await.unwrap(), Incarnation(1));
     assert_eq!(Bus::stored_incarnation(&store, PREFIX).await.unwrap(), Incarnation(1));
-    // It is woken at once, well before its heartbeat.
+    // The forgotten process is woken at once, well before its heartbeat.
     record(&store, &bus, &db("b", 1), [1, 0, 0, 0]).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let raised = wide_bus(&store).await;
@@ -588,7 +588,7 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
     let row = row_with(&raised, &db("b", 1), [1, 0, 0, 0]).await;
     assert_eq!(row.sequence.incarnation(), Incarnation(1));
     notifier.shutdown().await.unwrap();
-    // It has noticed.
+    // The process has noticed.
     let ended = forgotten.shutdown().await;
     assert!(matches!(ended, Err(Error::BusGone { .. })), "{ended:?}");
 }

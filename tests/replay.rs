@@ -1,4 +1,4 @@
-//! `examples/replay`, the main job: what comes out of a history, whatever the options, and what is refused.
+//! `examples/replay`, which is the main job of the bus: what comes out of a history, whatever the options, and what is refused.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -81,7 +81,7 @@ fn a_feed_that_is_resharded_meanwhile_comes_out_the_same() {
         &["--reshard-every", "100"][..],
         &["--reshard-every", "100", "--shards", "64", "--notifiers", "4"],
         &["--reshard-every", "100", "--store", &store, "--writers", "16"],
-        // The same folder again: it has a history, and the other number of shards.
+        // The same folder again: it has a history, and the number of shards that the run before has left.
         &["--reshard-every", "100", "--store", &store, "--fold-interval-max", "0ms"],
     ] {
         let report = replayed(SAMPLE, options);
@@ -180,7 +180,7 @@ fn bad_options_are_refused() {
     }
 }
 
-/// Regression: a database that lived from an earlier run made the one of this run, created and deleted at once, count as stale.
+/// Regression: a database that was still alive from an earlier run made the one of this run, created and deleted at once, count as stale.
 #[test]
 fn a_folder_of_another_history_can_be_replayed_into() {
     let folder = tempfile::tempdir().unwrap();

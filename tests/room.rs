@@ -18,7 +18,7 @@ use notibus::{
 /// The least length of the journals at which a snapshot is written.
 const JOURNAL_LEN: u64 = 20_000;
 
-/// So many rows of so many bytes are overwritten again and again.
+/// The number and the length of the rows that are overwritten again and again.
 const ROWS: usize = 100;
 const ROW_LEN: usize = 1_000;
 
@@ -52,8 +52,8 @@ fn had_no_room(result: Result<()>) {
     assert!(!error.is_maybe_committed() && !error.is_retryable(), "{error}");
 }
 
-/// Bug: nobody said how much disk a folder needs, and journals grew for as long as snapshots failed or took; fix: commits wait for an
-/// overdue snapshot.
+/// Bug: nobody said how much disk a folder needs, and journals grew for as long as snapshots failed or were being written; fix: commits
+/// wait for an overdue snapshot.
 #[tokio::test]
 async fn a_folder_needs_four_times_its_rows() {
     let disk = SimulatedDisk::new(4_096);
@@ -82,7 +82,7 @@ async fn a_folder_needs_four_times_its_rows() {
 }
 
 /// Bug: a snapshot filled the disk, which ended the store and its next three openings; fix: a commit without room fails as one that has
-/// not happened, an opening needs none, and all goes on when there is room again.
+/// not happened, an opening needs none, and everything goes on when there is room again.
 #[tokio::test]
 async fn no_room_ends_nothing() {
     let disk = SimulatedDisk::new(4_096);
@@ -108,7 +108,7 @@ async fn no_room_ends_nothing() {
     assert_eq!(db.shortage().unwrap().code(), Some(StoreError::NO_ROOM.code()));
     assert_eq!(rows(&db).await, expected, "reading goes on");
 
-    // A process that is started there finds all, and can do as much.
+    // A process that is started on this disk finds everything, and can do as much.
     for size in [Some(disk.used()), Some(2 * ROWS_LEN)] {
         let other = disk.copied();
         other.resize(size);

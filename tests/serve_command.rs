@@ -60,7 +60,7 @@ fn a_node_records_delivers_and_ends_its_feeds() {
     assert!(served.get("/_db_updates").contains("{\"db_name\":\"a\",\"type\":\"created\""));
 }
 
-/// Makes a request of `target` with this header.
+/// Makes a request for `target` with this header.
 fn with(target: &str, header: &str) -> String {
     format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{header}\r\n\r\n")
 }
@@ -106,7 +106,7 @@ fn the_file_of_credentials_is_read_again_and_a_bad_one_changes_nothing() {
     assert!(is_known(&first) && !is_known(&second));
     let set_mode = |mode| std::fs::set_permissions(file.path(), PermissionsExt::from_mode(mode)).unwrap();
     let status = || served.ask(&with("/_notibus/status", &format!("Authorization: Bearer {first}")));
-    // These are malformed, a name that stands there twice, and a file that others may read.
+    // A malformed line, a name that occurs twice, and a file that others may read.
     for (bad, mode, why) in [
         ("anna:secret\n", 0o600, "line 1"),
         (&*format!("{anna}{bob}{bob}"), 0o600, "line 3"),
@@ -133,7 +133,7 @@ fn the_file_of_credentials_is_read_again_and_a_bad_one_changes_nothing() {
     let mut rest = String::new();
     feed.read_to_string(&mut rest).unwrap();
     assert!(rest.starts_with("HTTP/1.1 200 OK\r\n") && rest.contains("last_seq"), "{rest}");
-    // An empty one refuses everybody.
+    // An empty file refuses everybody.
     std::fs::write(file.path(), "").unwrap();
     until(&second, false);
     drop(served);
@@ -180,7 +180,7 @@ fn an_address_in_use_is_no_bad_argument() {
     assert!(errors.contains(&address) && errors.contains("--listen names another address"), "{errors}");
 }
 
-/// Without credentials it answers this machine only, and no foreign web page in a browser on it.
+/// Without credentials a node answers only this machine, and no foreign web page in a browser on it.
 #[test]
 fn an_open_node_is_asked_by_its_own_names() {
     let with = |host: &str| format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
@@ -207,7 +207,7 @@ fn credentials_that_cannot_be_read_do_not_open_it() {
     let mut command = notibus();
     command.args(["serve", "--store", "memory", "--listen", "127.0.0.1:0"]).env("NOTIBUS_CREDENTIALS", bad);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // It prints its address, or ends.
+    // The server prints its address, or ends.
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     child.kill().unwrap();
@@ -258,7 +258,7 @@ fn pages_of_named_origins_may_ask() {
         (&["--cors-origin", "app.example"][..], "--cors-origin"),
         (&["--cors-origin", "*", "--cors-credentials"], "credentials"),
         (&["--cors-credentials"], "--cors-origin"),
-        // Regression: this one was started without a word.
+        // Regression: the server was started without a warning.
         (&["--cors-origin", "*"], "every web page"),
     ] {
         let output = notibus().args(["serve", "--store", "memory"]).args(arguments).output().unwrap();

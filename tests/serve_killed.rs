@@ -24,7 +24,7 @@ use served::{LIMIT, Served};
 /// The default number of kills.
 const KILLS: u32 = 3;
 
-/// Databases to which events are posted at once, each by a client of its own.
+/// The number of databases for which events are posted at once, each by its own client.
 const CLIENTS: usize = 4;
 
 /// How many events each client has acknowledged before a kill, at least.
@@ -58,7 +58,7 @@ fn load(at: SocketAddr, db: &str, posted: &Posted, is_over: &AtomicBool) {
     }
 }
 
-/// Starts it on `folder`, and waits until it is ready; returns when that was.
+/// Starts the server on `folder`, and waits until it is ready; returns when that was.
 fn start(folder: &Path) -> (Served, Instant) {
     let served = Served::start(&["--store", &format!("dir:{}", folder.display())], None);
     let began = Instant::now();

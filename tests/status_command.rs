@@ -17,19 +17,19 @@ fn run(arguments: &[&str], input: &str) -> Output {
     let mut command = notibus();
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.env_remove("NOTIBUS_AUTH").spawn().unwrap();
-    // It may end without reading.
+    // The command may end without reading its input.
     drop(child.stdin.take().unwrap().write_all(input.as_bytes()));
     child.wait_with_output().unwrap()
 }
 
-/// Its output, if it succeeds.
+/// The output of a command that must succeed.
 fn printed(arguments: &[&str], input: &str) -> String {
     let output = run(arguments, input);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Its exit code and its error message.
+/// The exit code and the error message of a command.
 fn refused(arguments: &[&str], input: &str) -> (Option<i32>, String) {
     let output = run(arguments, input);
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
@@ -62,7 +62,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
         serde_json::from_str(&printed(&[&["status", "--json"], &node[..]].concat(), "")).unwrap();
     assert_eq!((&status["ready"], &status["consumers"][0]["name"]), (&true.into(), &"mailer".into()));
 
-    // Every command that looks prints the same, whichever it asks.
+    // Every command that only reads prints the same, whether it asks the node or the store.
     while !printed(&[&["status"], &node[..]].concat(), "").contains("nothing waits to be folded") {}
     for looks in [
         &["tail"][..],
@@ -76,7 +76,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
     ] {
         let [of_node, of_store] =
             [&node[..], &["--store", &store]].map(|at| printed(&[looks, at].concat(), ""));
-        // How long ago something was differs, and nothing else.
+        // Only ages differ.
         let steady = |text: &str| {
             text.split_whitespace().filter(|word| !word.ends_with('s')).map(str::to_owned).collect::<Vec<_>>()
         };
@@ -87,7 +87,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
     }
     a_running_node_is_managed(&node);
 
-    // What another process has open can be read, and not be written to.
+    // A store that another process has open can be read, but not written to.
     let written: Value =
         serde_json::from_str(&printed(&["status", "--json", "--store", &store], "")).unwrap();
     assert_eq!(written["consumers"][0]["name"], "mailer");
@@ -160,7 +160,7 @@ fn credentials_are_those_of_the_environment() {
     }
 }
 
-/// An option is in the environment where the line does not have it; what the line says to ask wins over what the environment says.
+/// An option that is not on the command line is taken from the environment. If each of them names what to ask, the command line wins.
 #[test]
 fn options_are_also_those_of_the_environment() {
     let folder = tempfile::tempdir().unwrap();

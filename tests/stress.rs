@@ -32,14 +32,14 @@ static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 #[derive(Debug, Clone, Copy)]
 struct Size {
-    /// Subscribers: half of exact names, a quarter of patterns, a quarter of everything.
+    /// The number of subscribers: half want exact names, a quarter want patterns, and a quarter want everything.
     subscribers: usize,
     dbs: usize,
     events: usize,
     ring_rows_max: usize,
-    /// Subscribers that rest far behind.
+    /// The number of subscribers that rest far behind.
     resting: usize,
-    /// Batches of the measurement of latencies.
+    /// How many batches the measurement of latencies has.
     batches: usize,
 }
 
@@ -78,7 +78,7 @@ fn number(row: &Notification) -> usize {
     row.name.as_str()[2..8].parse().unwrap()
 }
 
-/// A hash that no two small sets of numbers share by chance.
+/// A hash of a number, such that no two small sets of numbers have the same combined hash by chance.
 fn hash(n: usize) -> u64 {
     let mut x = (n as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -326,7 +326,7 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
     notifier.shutdown().await.unwrap();
 }
 
-/// Idle subscribers that are all databases behind hold a small page each, and no more whatever happens.
+/// Idle subscribers that have yet to receive all databases hold a small page each, and no more whatever happens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_subscriber_far_behind_holds_a_small_page() {
     let _turn = TURN.lock().await;
@@ -361,7 +361,7 @@ async fn an_idle_subscriber_far_behind_holds_a_small_page() {
     notifier.shutdown().await.unwrap();
 }
 
-/// An event of each database, up to where the tail has read it.
+/// Records an event of each database, and waits until the tail has read them.
 async fn update_all(bus: &Bus, store: &Store, dispatcher: &Dispatcher, size: Size) {
     let all: Vec<u32> = (0..size.dbs as u32).collect();
     let folded = bus.stats().folded.updated;
@@ -371,7 +371,7 @@ async fn update_all(bus: &Bus, store: &Store, dispatcher: &Dispatcher, size: Siz
     }
     let last = bus.feed().last_sequence().await.unwrap();
     common::until("the tail", async || Some(dispatcher.position()) >= last).await;
-    // Until the store has dropped the versions of the last seconds.
+    // Waits until the store has dropped the versions of the last seconds.
     tokio::time::sleep(Duration::from_secs(6)).await;
 }
 

@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 /// More watches than a test sets if useless ones are spaced.
 const WATCHES_MAX: u32 = 20_000;
 
-/// Counts what is done in so many seconds.
+/// Counts what is done in this many seconds.
 async fn counted(faults: &Faults, seconds: u64) -> OperationCounts {
     let before = faults.counts();
     tokio::time::sleep(Duration::from_secs(seconds)).await;
@@ -48,7 +48,7 @@ async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_se
     ] {
         let store = Store::memory();
         let faults = Faults::new(&store);
-        // At last the store behaves, so that the time goes on even if watches are set again without end.
+        // In the end the store behaves, so that time goes on even if watches are set again without end.
         let (planned, watches) = (fault.clone(), Arc::new(AtomicU32::new(0)));
         let count = Arc::clone(&watches);
         faults.plan_watches(move |_| {
@@ -100,8 +100,8 @@ async fn good_hints_are_not_spaced() {
     }
 }
 
-/// An idle node makes two reads a second for all that waits in it, one for events and one for rows; three more to know of the other nodes;
-/// and commits every two seconds.
+/// An idle node makes two reads a second for everything that waits in it, one for events and one for rows, and three more to learn about
+/// the other nodes; it commits every two seconds.
 #[tokio::test(start_paused = true)]
 async fn an_idle_node_makes_two_reads_a_second_for_all_who_wait() {
     const SECONDS: usize = 600;
@@ -139,7 +139,7 @@ async fn an_idle_node_makes_two_reads_a_second_for_all_who_wait() {
     }
 }
 
-/// A feed of documents of its own for database number `n`.
+/// Creates a feed of documents for database number `n`.
 async fn documents(bus: &Bus, store: &Store, n: u64) -> Db {
     let mut instance = [7; 16];
     instance[..8].copy_from_slice(&n.to_be_bytes());
@@ -271,8 +271,8 @@ fn a_tail_outlives_the_runtime_of_the_first() {
     });
 }
 
-/// The watcher of a process has ended with its runtime, and a notifier of the process appends all the time. The tail, which its appends woke,
-/// took the watcher for living, so nobody began another one, and what other processes appended was found by nobody.
+/// Regression: the watcher of a process had ended with its runtime, while a notifier of the process appended all the time. Tails, which
+/// these appends woke, took the watcher for alive. So nobody started another one, and nobody found what other processes appended.
 #[test]
 fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
     let runtime =
@@ -320,7 +320,7 @@ fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
         let is_own = |name: &String| of(name) == notifier.partitions()[0];
         let names = || (0..).map(|n| format!("db{n}"));
         let mine = names().find(is_own).unwrap();
-        // They are in all shards, and those of this process in one.
+        // Their rows are in all shards, and that of this process in one.
         let mut theirs: std::collections::BTreeSet<_> =
             names().filter(|name| !is_own(name)).take(20).collect();
         first.shutdown_background();

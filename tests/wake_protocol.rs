@@ -1,11 +1,11 @@
-//! The wake protocol of the dispatcher, checked at small sizes. The model checker tries each interleaving of a tail, some subscribers
-//! and what ends them with at most three preemptions that the memory model allows; for one subscriber and one batch, each
-//! interleaving that there is. No batch is lost or delivered twice, and no wake is lost: a subscriber that sleeps although something
-//! waits for it deadlocks, which the model checker reports.
+//! The wake protocol of the dispatcher, checked at small sizes. The model checker tries each interleaving of a tail, some subscribers and
+//! what ends them that the memory model allows, with at most three preemptions; for one subscriber and one batch, it tries every
+//! interleaving. No batch is lost or delivered twice, and no wake is lost: a subscriber that sleeps although something waits for it
+//! deadlocks, which the model checker reports.
 //!
 //! The checked code is `src/roles/dispatcher/log.rs` itself, with the types of the model checker instead of those of the standard
-//! library. The ring is only two counters here, because the protocol needs nothing but its begin and its end. To read the feed is to
-//! know what is before the begin of the ring and of the log.
+//! library. The ring is only two counters here, because the protocol needs nothing but its beginning and its end. Reading the feed means
+//! knowing everything before the beginning of the ring and of the log.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "the protocol is used in part")]
@@ -210,7 +210,7 @@ fn one_batch_reaches_one_subscriber_in_each_interleaving() {
     });
 }
 
-/// Whatever was pruned before it looked, it knows everything before the entry that took it off the list, and no more than that.
+/// Whatever was pruned before the subscriber looked, it knows everything before the entry that took it off the list, and no more than that.
 #[test]
 fn one_that_was_taken_off_the_list_by_a_pruned_entry_knows_what_was_before_it() {
     check(|| {

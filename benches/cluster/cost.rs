@@ -1,5 +1,5 @@
-//! The total cost of an event on a cluster, by the cluster's own counters in `status json`. What nodes do periodically is measured before,
-//! and subtracted.
+//! The total cost of an event on a cluster, by the cluster's own counters in `status json`. What nodes do periodically is measured
+//! beforehand, and subtracted.
 
 use std::{
     io::{Read, Write},

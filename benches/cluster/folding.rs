@@ -1,5 +1,5 @@
 //! What limits folding on a cluster of one process: what long names cost a producer and a fold, what several notifiers gain, and what is
-//! busy meanwhile.
+//! busy while they fold.
 
 use std::{
     collections::BTreeMap,

@@ -29,7 +29,7 @@ pub(crate) enum Unready {
     Failed(Error),
     /// The bus no longer exists, or is now a different one.
     Gone(String),
-    /// The store is older than its own rows.
+    /// The store's versions are behind those in its rows ([`Error::OlderThanRows`]).
     Older(Error),
     /// The disk of the store is full.
     NoRoom(Error),

@@ -115,7 +115,7 @@ impl Context {
         check
     }
 
-    /// Whether the store is older than its own rows, as far as this process has noted.
+    /// Whether the store's versions are behind those in its rows ([`Error::OlderThanRows`]), as far as this process has noted.
     pub fn is_older(&self) -> bool {
         self.is_older.load(Ordering::Relaxed)
     }

@@ -219,7 +219,7 @@ struct Watcher {
     watch_at: Duration,
     /// The poll that ended the last wait.
     poll: Option<Poll>,
-    /// The position up to which notifications were read for listeners to documents; `None` while there are none.
+    /// The position up to which notifications were read for listeners of document feeds; `None` while there are no such listeners.
     followed: Option<Sequence>,
     /// Whether there may be notifications after `followed`.
     is_behind: bool,
@@ -386,7 +386,7 @@ impl Watcher {
         }
     }
 
-    /// Reads a page of notifications for listeners to documents, if there are such listeners, and wakes those whose databases are in it.
+    /// Reads a page of notifications for listeners of document feeds, if there are any, and wakes those whose databases are in it.
     async fn follow_documents(&mut self) -> Result<()> {
         let wakeups = &self.context.wakeups;
         if !wakeups.are_followed() {

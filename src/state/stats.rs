@@ -1,4 +1,4 @@
-//! [`Stats`]: counts of the work that the roles of one process do.
+//! [`Stats`]: counts of the work done by the roles of one process.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::base::{
 /// Declares the counts and their snapshot.
 macro_rules! stats {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
-        /// Counts of the work that the roles of one process do.
+        /// Counts of the work done by the roles of one process.
         #[derive(Debug, Default)]
         pub(crate) struct Stats {
             $($(#[doc = $doc])* pub $name: Count,)*
@@ -25,7 +25,7 @@ macro_rules! stats {
             pub health: Health,
         }
 
-        /// Counts of the work of this process's roles since the bus was opened.
+        /// Counts of the work done by this process's roles since the bus was opened.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         #[non_exhaustive]
         pub struct StatsSnapshot {

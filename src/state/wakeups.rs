@@ -69,7 +69,7 @@ impl Heads {
 struct Wanted {
     /// How many listeners want the watcher to poll within each interval.
     polls: BTreeMap<Duration, usize>,
-    /// How many listeners to documents want the watcher to read the notifications.
+    /// How many listeners of document feeds need the watcher to read the notifications.
     followers: usize,
     documents: BTreeMap<FeedId, watch::Sender<Heads>>,
 }
@@ -106,7 +106,7 @@ impl Wakeups {
     }
 
     /// Adds a listener to `feed`, for which the watcher polls at least once per `poll`, until the listener [leaves](Wakeups::leave). For a
-    /// listener to documents that `follows`, the watcher reads the notifications, because nothing else reports them to that listener.
+    /// listener of a document feed that `follows`, the watcher reads the notifications, because nothing else reports them to that listener.
     pub fn listen(
         &self,
         feed: &FeedId,
@@ -156,7 +156,7 @@ impl Wakeups {
         self.wanted.lock().poll_interval()
     }
 
-    /// Whether the watcher should read the notifications for listeners to documents.
+    /// Whether the watcher should read the notifications for listeners of document feeds.
     pub fn are_followed(&self) -> bool {
         self.wanted.lock().followers > 0
     }

@@ -90,7 +90,7 @@ mod tests {
         }
     }
 
-    /// Adds `n` to the number in the first 9 bytes of a value, which have room for all sums.
+    /// Adds `n` to the number in the first 9 bytes of a value, which are enough for any sum.
     fn add(model: &mut Model, key: Vec<u8>, n: u64) {
         let value = model.entry(key).or_insert_with(|| vec![0; 40]);
         let (low, _) = value.split_at_mut(9);

@@ -45,7 +45,7 @@ async fn watch(browser: &Path) {
     let address = running.serve(listener, router, ServerOptions::default()).await.unwrap();
     bus.consumer("mailer").unwrap().create(&ConsumerSettings::default()).await.unwrap();
     let folds = async || {
-        // A node that dies is to be missed soon.
+        // The death of a node must be noticed soon.
         let expiry = Duration::from_secs(2);
         let options = NodeOptions::default().expiry(expiry).heartbeat(expiry / 8);
         let node = bus.node(options).await.unwrap();
@@ -66,7 +66,7 @@ async fn watch(browser: &Path) {
         let (line, rest) = tokio::task::spawn_blocking(move || (lines.next(), lines)).await.unwrap();
         lines = rest;
         match line.transpose().unwrap().as_deref() {
-            // It says nothing to anybody, as a process that is killed.
+            // Like a process that is killed, the notifier says nothing to anybody.
             Some("seen") => drop(notifier.take()),
             Some("red") => notifier = Some(folds().await),
             Some(other) => println!("{other}"),

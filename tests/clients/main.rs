@@ -1,9 +1,9 @@
 //! Existing clients of CouchDB against `examples/mini_couch`: each creates, updates and deletes databases and
 //! documents, and has to see exactly that in the feeds. Those that follow `_db_updates` do so on `notibus serve`, too.
 //!
-//! Each trial is a script beside this file, in the language of its client; one types what docs/http.md says. It runs on a server of
-//! its own: this program, run again as the example's `main`, so that it is never an older one. The clients are installed by `tests/clients/install`; where
-//! they are not, their trials are shown as ignored, not as passed.
+//! Each trial is a script beside this file, in the language of its client; one enters what docs/http.md says. Each runs on a server of its
+//! own: this program, run again as the example's `main`, so that the server is never an outdated build. The clients are installed by
+//! `tests/clients/install`; where they are not, their trials are shown as ignored, not as passed.
 
 #![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
 
@@ -239,7 +239,7 @@ impl Server {
         Self { process, address }
     }
 
-    /// Ends it, as the end of its input and a signal do; it must end cleanly.
+    /// Ends the server by closing its input and by a signal; it must end cleanly.
     fn end(mut self) {
         drop(self.process.stdin.take());
         let _ = Command::new("kill").arg(self.process.id().to_string()).status();
@@ -250,7 +250,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

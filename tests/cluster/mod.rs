@@ -1,6 +1,6 @@
 //! A private FoundationDB cluster for tests: real `fdbserver` processes on loopback, in a temporary folder.
 //!
-//! `NOTIBUS_FDBSERVER` and `NOTIBUS_FDBCLI` name the programs; else they are searched on the path. If there are none, the tests that
+//! `NOTIBUS_FDBSERVER` and `NOTIBUS_FDBCLI` name the programs; otherwise they are looked up on the path. If there are none, the tests that
 //! need them report that they were skipped.
 //!
 //! Each server is the child of a shell that waits for its standard input to end. However the test process ends, that pipe
@@ -37,7 +37,7 @@ pub struct Cluster {
 struct Server {
     port: u16,
     class: &'static str,
-    /// The shell that stops it.
+    /// The shell that stops the server.
     guard: Child,
 }
 
@@ -45,7 +45,7 @@ struct Server {
 #[derive(Clone)]
 struct Programs {
     server: PathBuf,
-    /// The command line.
+    /// The command-line client.
     cli: PathBuf,
 }
 
@@ -81,7 +81,7 @@ impl Cluster {
         Self::start_of(&["unset"])
     }
 
-    /// Starts a cluster of two processes: the second one keeps the data, the first one does all else.
+    /// Starts a cluster of two processes: the second one keeps the data, the first one does everything else.
     pub fn start_apart() -> Self {
         Self::start_of(&["transaction", "storage"])
     }
@@ -232,7 +232,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         for server in &mut self.servers {
             drop(server.guard.stdin.take());
-            // It may have been killed before.
+            // The server may have been killed before.
             let _ = server.guard.wait();
         }
     }

@@ -129,7 +129,7 @@ pub(crate) async fn an_empty_range_never_conflicts(f: &Fixture) -> Result<()> {
     tx.commit().await.map(drop)
 }
 
-/// Changes each of these keys after `read`, where b, d and f are there, and asserts which changes conflict with it.
+/// With b, d and f stored, changes each of these keys after `read`, and asserts which changes conflict with it.
 async fn conflict_where(f: &Fixture, read: &RangeRead, changes: [(&str, bool); 5]) -> Result<()> {
     f.fill(&["b", "d", "f"]).await?;
     for (changed, conflicting) in changes {

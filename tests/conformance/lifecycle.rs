@@ -178,7 +178,7 @@ pub(crate) async fn a_cancel_during_the_commit_holds(f: &Fixture) -> Result<()> 
         let tx = f.store.begin();
         tx.set(&f.key([b'a', n]), b"v");
         let mut commit = Box::pin(tx.commit());
-        // Begun, as far as it gets without waiting.
+        // The commit begins, as far as it gets without waiting.
         let begun = (&mut commit).now_or_never();
         tx.cancel();
         let committed = match begun {
@@ -268,14 +268,14 @@ pub(crate) async fn a_transaction_can_be_used_from_many_tasks(f: &Fixture) -> Re
     Ok(())
 }
 
-/// Regression: a commit on a cluster that returned after its transaction was reset took the place of the new one: its write was lost,
-/// and its commit failed with 2017.
+/// Regression: on a cluster, a commit that returned after its transaction had been reset replaced the new transaction, whose write was lost
+/// and whose commit failed with 2017.
 pub(crate) async fn a_commit_that_ends_after_a_reset_disturbs_nothing(f: &Fixture) -> Result<()> {
     for n in 0..20_u8 {
         let tx = f.store.begin();
         tx.set(&f.key([b'a', n]), b"v");
         let mut commit = Box::pin(tx.commit());
-        // Begun, as far as it gets without waiting.
+        // The commit begins, as far as it gets without waiting.
         let begun = (&mut commit).now_or_never();
         tx.reset();
         tx.set(&f.key([b'b', n]), b"v");

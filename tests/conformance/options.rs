@@ -238,7 +238,7 @@ pub(crate) async fn the_last_try_of_a_run_reports_its_conflicts(f: &Fixture) -> 
     Ok(())
 }
 
-/// Regression: an answer that came after the transaction was reset took the place of the new one.
+/// Regression: an answer that came after the transaction had been reset replaced the new transaction.
 pub(crate) async fn asking_for_conflicts_disturbs_no_later_transaction(f: &Fixture) -> Result<()> {
     let tx = reporting(f).await?;
     f.put("a", "v").await?;
@@ -269,12 +269,13 @@ async fn commit_in_vain(f: &Fixture, tx: &Transaction) -> Result<()> {
     Err(StoreError::TRANSACTION_TOO_OLD.into())
 }
 
-/// Regression: on a cluster, the limit of time began again with each try whose body had committed by itself: a run of a second took 6.3.
+/// Regression: on a cluster, the time limit started again with each try whose body had committed by itself: a run that was limited to a
+/// second took 6.3 s.
 pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limit(f: &Fixture) -> Result<()> {
     let policy = RetryPolicy::default().attempts_max(Some(30));
     let run = f.store.run_with(&policy, async |tx| {
         tx.set_option(TransactionOption::Timeout(Duration::from_millis(300)));
-        // In time, however long the commits of earlier tries took.
+        // Each try is within its time, however long the commits of earlier tries took.
         tx.set(&f.key("l"), b"v");
         match tx.commit().await {
             Ok(_) => Err(StoreError::TRANSACTION_TOO_OLD.into()),
@@ -285,7 +286,7 @@ pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limit(f: &Fixture
     Ok(())
 }
 
-/// As `options_survive_retries`, for a body that commits by itself, drops its commit, or fails.
+/// Like `options_survive_retries`, but for a body that commits by itself, drops its commit, or fails.
 pub(crate) async fn options_survive_whatever_a_body_does(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
     let result = f

@@ -208,7 +208,7 @@ pub(crate) async fn own_rows_alone_make_a_range(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The own row "c" ends the page, so only what lies before it was read from the store.
+/// The transaction's own row "c" ends the page, so only what lies before it was read from the store.
 pub(crate) async fn a_limited_read_that_ends_at_an_own_row_conflicts_up_to_it(f: &Fixture) -> Result<()> {
     f.fill(&["a", "e"]).await?;
     for (changed, conflicting) in [("b", true), ("c", false), ("d", false), ("e", false)] {

@@ -1,4 +1,4 @@
-//! Reads of single keys: one version, and nothing of others before their commit.
+//! Reads of single keys: one version, and nothing of other transactions before their commits.
 
 use notibus::{
     Result,

@@ -1,4 +1,4 @@
-//! Read versions: which state a transaction reads, and how long.
+//! Read versions: which state a transaction reads, and for how long.
 
 use notibus::{
     Result,
@@ -264,7 +264,7 @@ pub(crate) async fn declared_reads_alone_are_compared_with_the_state_of_the_comm
     tx.commit().await.map(drop)
 }
 
-/// Regression: the embedded store accepted a version of any age as long as nothing was written since: on a cluster, versions advance
+/// Regression: the embedded store accepted a version of any age as long as nothing had been written since. On a cluster, versions advance
 /// by themselves.
 pub(crate) async fn a_version_gets_old_also_if_nothing_is_written(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;

@@ -1,4 +1,4 @@
-//! Versionstamps: the stamps that a commit writes, and reads that fail before.
+//! Versionstamps: the stamps that a commit writes, and reads that fail before the commit.
 
 use notibus::{
     Result,
@@ -129,7 +129,7 @@ pub(crate) async fn a_pending_value_cannot_be_read(f: &Fixture) -> Result<()> {
     fails(tx.get(&f.key("k"), Serializable).await, &StoreError::ACCESSED_UNREADABLE);
     fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::ACCESSED_UNREADABLE);
     assert!(tx.get(&f.key("a"), Serializable).await?.is_some());
-    // Regression: the embedded engine committed it; on a cluster a failed read fails the commit.
+    // Regression: the embedded engine committed the transaction; on a cluster a failed read fails the commit.
     fails(tx.commit().await, &StoreError::ACCESSED_UNREADABLE);
     Ok(())
 }
@@ -175,7 +175,7 @@ pub(crate) async fn rows_before_the_read_version_are_readable_beside_a_pending_k
     let first = f.store.begin();
     append(f, &first, "k", b"1");
     let first = f.key([b"k", &stamp(&first).await?.0[..]].concat());
-    // The stamp of the first may have the order of a later transaction at the same version.
+    // A stamp also has an order within its version, so the first one is only certain to be before the read version if that is greater.
     f.put("other", "v").await?;
     let tx = f.started().await?;
     append(f, &tx, "k", b"2");

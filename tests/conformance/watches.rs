@@ -111,7 +111,7 @@ pub(crate) async fn a_failed_commit_arms_no_watch(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Regression: the embedded engine left the watches of a commit that it refused for its size waiting.
+/// Regression: if the embedded engine refused a commit for its size, it left the watches of that commit waiting.
 pub(crate) async fn a_refused_commit_arms_no_watch(f: &Fixture) -> Result<()> {
     let tx = f.store.begin();
     let watch = tx.watch(&f.key("k")).await?;
@@ -209,7 +209,7 @@ async fn watched(tx: &Transaction, key: &[u8]) -> Result<()> {
     soon(tx.watch(key).await?).await
 }
 
-/// How many watches a transaction sets: so few that it has not become too old, however busy the machine is.
+/// How many watches a transaction sets: few enough that it does not become too old, however busy the machine is.
 const WATCHES_AT_ONCE: usize = 500;
 
 /// Watches count from when they are set, not from the commit that arms them.
@@ -263,7 +263,7 @@ pub(crate) async fn a_pending_stamp_cannot_be_watched(f: &Fixture) -> Result<()>
     assert!(tx.commit().await?.is_some(), "it is the watch that fails, and nothing else");
     fails(soon(watch).await, &StoreError::ACCESSED_UNREADABLE);
 
-    // Any key at which a stamped key may come to lie is as unreadable.
+    // Any key at which a stamped key may end up is unreadable, too.
     let tx = f.store.begin();
     let place = u32::try_from(f.key("k").len()).expect("keys are short");
     let stamped = [&f.key("k")[..], &[0; 10], &place.to_le_bytes()].concat();

@@ -341,7 +341,7 @@ async fn a_paused_consumer_that_is_reset_begins_there_once_it_is_resumed() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The lag would not include rows behind a reshard that the consumer has not reached.
+/// The lag must include rows behind a reshard that the consumer has not reached.
 #[tokio::test(start_paused = true)]
 async fn the_lag_counts_what_waits_behind_a_reshard() {
     let fixture = ConsumerFixture::new(1).await;

@@ -62,8 +62,8 @@ async fn the_row_of_an_id_that_is_asked_for_again_has_its_batch_first() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Somebody asks for the work on an id to be done again. The pass over the keys finds that before the member learns of it, and the next
-/// page has a newer row of the id. Regression: that row was worked on in its batch, and the older row after it.
+/// Somebody asks for the work on an id to be done again. The pass over the keys finds the request before the member learns of it, and the
+/// next page has a newer row of the id. Regression: that row was worked on in its batch, and the older row after it.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_a_pass_has_found_covers_the_newer_rows_of_its_id() {
     let fixture = ConsumerFixture::new(1).await;
@@ -77,7 +77,7 @@ async fn a_key_that_a_pass_has_found_covers_the_newer_rows_of_its_id() {
     fixture.until_done().await;
     is_held.send_replace(true);
     let calls = log.calls();
-    // This watch fires for this request, and none for the next one: the member learns of that by a poll a second later.
+    // The watch fires for this request, but not for the next one: the member learns of that one by a poll a second later.
     fixture.faults.plan_watches(|key| (!key.starts_with(b"notibus\x15\x0f")).then_some(WatchFault::Drop));
     assert_eq!(fixture.handle().again("a", false).await.unwrap(), 1);
     log.until_calls(calls + 1).await;

@@ -186,7 +186,7 @@ async fn a_node_reads_the_feed_once_for_all_of_its_consumers() {
     assert!(of_one >= 180 && of_ten <= of_one + 20, "{of_ten} reads, and of one {of_one}");
 }
 
-/// Rows that nobody wants cost a consumer one write every half a minute, whatever the number of its shards.
+/// Unwanted rows cost a consumer one write every half minute, however many shards it has.
 #[tokio::test(start_paused = true)]
 async fn a_trickle_writes_nothing_per_shard() {
     let wanted = || Filter::name("wanted").unwrap();
@@ -240,7 +240,7 @@ async fn nothing_is_written_while_nothing_moves() {
     notifier.shutdown().await.unwrap();
 }
 
-/// While a consumer makes no progress, its checkpoints are read for the low watermark every ten minutes, not every half a minute.
+/// While a consumer makes no progress, its checkpoints are read for the low watermark every ten minutes, not every half minute.
 #[tokio::test(start_paused = true)]
 async fn the_checkpoints_of_a_consumer_that_is_stuck_are_read_less_and_less() {
     let fixture = ConsumerFixture::new(1).await;

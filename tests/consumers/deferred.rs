@@ -54,7 +54,7 @@ async fn work_asked_for_while_the_id_runs_follows() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The same, but for an id whose long run already has a key.
+/// Work on an id is asked for while the id is in a long run that already has a key: the id is worked on once more after that run.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_during_a_long_run_follows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -401,7 +401,7 @@ async fn deferred_ids_and_the_shard_do_not_starve_each_other() {
     drop(consumer);
 }
 
-/// As many hanging runs of deferred ids as a shard can have would keep its rows from being worked on forever.
+/// Even as many hanging runs of deferred ids as a shard can have must not keep its rows from being worked on.
 #[tokio::test(start_paused = true)]
 async fn deferred_ids_that_hang_leave_room_for_rows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -429,7 +429,7 @@ async fn deferred_ids_that_hang_leave_room_for_rows() {
     drop(consumer);
 }
 
-/// A backlog of batches would keep a deferred id waiting until the backlog ends.
+/// A deferred id must not wait until a backlog of batches ends.
 #[tokio::test(start_paused = true)]
 async fn a_deferred_id_has_its_turn_between_batches() {
     let fixture = ConsumerFixture::new(1).await;
@@ -645,7 +645,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_g
         change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
         consumer.caught_up().await.unwrap();
         consumer.shutdown().await.unwrap();
-        // Nobody works for the consumer meanwhile.
+        // For now, nobody works for the consumer.
         fails.store(true, Ordering::Relaxed);
         fixture.handle().again("a", false).await.unwrap();
         change(&fixture, 1, [0, 1, 0, 0], [1, 1, 0, 0]).await;

@@ -208,7 +208,7 @@ async fn a_consumer_ends_with_its_feed() {
     }
 }
 
-/// The janitor keeps the entries from the one that a consumer of documents is in, and drops those before it.
+/// The janitor keeps the topology entry that a consumer of documents is in and all later ones, and drops those before it.
 #[tokio::test(start_paused = true)]
 async fn the_entries_to_which_a_consumer_of_documents_goes_over_are_kept() {
     let documents = Documents::new(30).await;
@@ -307,7 +307,8 @@ async fn a_version_ahead_of_the_store_is_refused() {
     drop(consumer);
 }
 
-/// Bug: a wanted row after the version held a barrier up if nothing was saved in between: a row that fails and holds its shard, forever.
+/// Bug: a wanted row after the version held a barrier up if nothing was saved in between; a row that fails and holds its shard held it up
+/// forever.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_does_not_wait_for_later_rows() {
     let documents = Documents::new(1).await;
@@ -322,7 +323,8 @@ async fn a_barrier_does_not_wait_for_later_rows() {
     drop(consumer);
 }
 
-/// A document waits for a consumer and is edited again: its row moves behind the barrier, which claimed that the first edit was worked on.
+/// A document waits for a consumer and is edited again: its row moves behind the barrier, which once claimed that the first edit was worked
+/// on.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_waits_for_a_document_that_is_edited_again() {
     let documents = Documents::new(1).await;

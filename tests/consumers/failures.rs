@@ -52,7 +52,7 @@ enum Fails {
     Stall,
 }
 
-/// With ids, one that fails and must be held holds the checkpoint back, and nothing else. It gets no key.
+/// With ids, an id that fails and must be held holds the checkpoint back, and nothing else. The id gets no key.
 #[tokio::test(start_paused = true)]
 async fn a_failing_id_holds_the_checkpoint_and_nothing_else_if_it_is_to() {
     for how in [Fails::Error, Fails::Panic, Fails::Stall] {
@@ -348,7 +348,7 @@ async fn a_handler_that_hangs_is_dropped_at_the_end() {
 }
 
 /// Bug: each time that a deferred id was due, the timer of the poll for rows was reset. So a shard without hints was not polled as long as
-/// an id failed more often than that.
+/// an id failed more often than the poll was due.
 #[tokio::test(start_paused = true)]
 async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
     for is_ordered in [false, true] {
@@ -412,7 +412,7 @@ impl Handler<Batch<Notification>> for Clinging {
     }
 }
 
-/// A handler that hangs in `closed` holds its shard, but no shutdown; and the next member continues.
+/// A handler that hangs in `closed` holds up its shard, but not the shutdown; and the next member continues.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_does_not_close_is_dropped_at_the_end() {
     for is_ordered in [false, true] {

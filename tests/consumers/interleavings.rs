@@ -242,7 +242,7 @@ async fn change(fixture: &ConsumerFixture, instance: u8, lanes: [u64; 4], totals
     row_with(&fixture.other, &db("a", instance), totals).await;
 }
 
-/// Somebody asks for work on a database again, and the database is replaced meanwhile. Regression: the key did not know the database, so
+/// Somebody asks for work on a database again, and the database is replaced meanwhile. Regression: the key did not name the database, so
 /// the work on the replaced one continued.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_is_cancelled_when_its_database_is_replaced() {
@@ -618,7 +618,8 @@ async fn a_request_that_replaces_another_is_answered_by_a_run_of_its_own() {
 /// An id runs in a closed shard that has no more rows, without a key. A request to work on it again does not start before that run has
 /// ended.
 ///
-/// Bug: the janitor dropped the shard. The request found neither the shard nor a key, made a key in the successor, and ran there at once.
+/// Bug: the janitor dropped the shard. The request found neither the shard nor a key, so it made a key in the successor, and the id ran
+/// there at once.
 #[tokio::test(start_paused = true)]
 async fn an_id_that_runs_in_an_empty_shard_does_not_run_in_its_successor() {
     let fixture = ConsumerFixture::new(1).await;
@@ -755,7 +756,7 @@ async fn an_end_whose_work_fails_is_not_forgotten_when_the_name_is_taken() {
 }
 
 /// Bug: a deferred id of a tenant got a turn only if the tenant was below its limit at the moment when the keys were read: a tenant that
-/// always had rows left its deferred ids no turn.
+/// always had rows never left its deferred ids a turn.
 #[tokio::test(start_paused = true)]
 async fn a_deferred_id_of_a_tenant_that_is_always_busy_has_its_turn() {
     let fixture = ConsumerFixture::new(1).await;

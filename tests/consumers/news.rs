@@ -116,7 +116,7 @@ async fn news_are_derived_from_what_a_consumer_knew_when_it_began() {
     }
 }
 
-/// A consumer of some kinds also gets the ends of databases, whatever it wants, and nothing else.
+/// A consumer of some kinds also learns of the ends of databases, whatever kinds it wants, and gets nothing else.
 #[tokio::test(start_paused = true)]
 async fn a_filter_of_kinds_lets_ends_pass() {
     let fixture = ConsumerFixture::new(1).await;
@@ -138,7 +138,7 @@ async fn a_filter_of_kinds_lets_ends_pass() {
 }
 
 /// Bug: a checkpoint that was saved in the middle of a reading knew less than its shard. When only unwanted rows followed, it was never
-/// saved again, and a row that had been wanted since then, but no longer was, kept the consumer from having caught up.
+/// saved again, and a row that had been wanted since then, but no longer was, kept the consumer from catching up.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_of_some_kinds_catches_up() {
     let fixture = ConsumerFixture::new(1).await;

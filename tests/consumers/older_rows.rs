@@ -74,7 +74,7 @@ async fn who_takes_over_is_given_no_older_row_than_the_one_before() {
     assert_eq!(*updates.lock().unwrap(), [0, 1, 1]);
 }
 
-/// Regression: if the time for a handover was endless, a handler that never returned kept its shard when its member was shut down.
+/// Regression: if the time for a handover was unlimited, a handler that never returned kept its shard when its member was shut down.
 #[tokio::test(start_paused = true)]
 async fn a_hung_handler_does_not_keep_a_shutdown_from_ending() {
     let fixture = ConsumerFixture::new(1).await;

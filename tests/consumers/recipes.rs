@@ -583,7 +583,7 @@ struct Busy {
     bus: Bus,
     /// The number of builds, and of tasks in their jobs, that are alive.
     alive: Arc<AtomicUsize>,
-    /// How many of them there were when a database was gone.
+    /// Receives how many were alive when a database was reported as deleted.
     at_ends: UnboundedSender<usize>,
 }
 
@@ -611,8 +611,8 @@ impl DbHandler<IndexBuild> for Busy {
     }
 }
 
-/// On real threads: a database is gone while the tasks of its build are in the middle of polls. They must all have ended before the handler
-/// gets the end, although nothing but the work that the handler was given waits for them.
+/// On real threads: a database is deleted while the tasks of its build are being polled. All of them must have ended before the handler
+/// learns of the deletion, although only the work that was passed to the handler waits for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 6)]
 async fn all_tasks_of_a_build_have_ended_before_the_end_is_reported() {
     let fixture = ConsumerFixture::new(1).await;

@@ -100,7 +100,7 @@ struct Scenario {
     store: Store,
     /// The bus without faults.
     bus: Bus,
-    /// Draws everything.
+    /// Makes all random choices.
     random: fastrand::Rng,
     calls: Calls,
     nodes: Vec<Running>,

@@ -1,9 +1,9 @@
 //! [`SimulatedDisk`]: a disk in memory that fails, fills up and loses its power. Shared by the tests of folders, the simulation, and the
 //! fuzzer of folders.
 //!
-//! It keeps everything that a disk may do with unsynced writes. Each page of a file may be as it was at the last
+//! It can do everything that a disk may do with unsynced writes. Each page of a file may be as it was at the last
 //! sync, or as any later write has left it. The file may have its old length or a longer one. Of the changes of names
-//! since the folder was synced, any first ones may have happened.
+//! since the folder was synced, any number of the first ones may have happened.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -30,9 +30,9 @@ pub enum DiskOperation {
     Open(String),
     /// These bytes of a file are read, as far as it has them.
     Read(String, Range<u64>),
-    /// So many bytes are written to a file.
+    /// This many bytes are written to a file.
     Write(String, usize),
-    /// A file is cut.
+    /// A file is truncated.
     Cut(String),
     /// A file is synced.
     Sync(String),
@@ -47,11 +47,11 @@ pub enum DiskOperation {
 /// A fault of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskFault {
-    /// It fails with this code of the operating system, and has no effect.
+    /// The operation fails with this code of the operating system, and has no effect.
     Fails(i32),
-    /// It takes effect, and fails with this code.
+    /// The operation takes effect, and fails with this code.
     FailsAfter(i32),
-    /// A write takes at most so many bytes, and returns their number.
+    /// A write takes at most this many bytes, and returns how many it took.
     Short(usize),
 }
 
@@ -90,12 +90,12 @@ struct State {
     files: Vec<Content>,
     /// The number of the file under each name.
     names: BTreeMap<String, usize>,
-    /// The same on disk.
+    /// `names` as it would be after a power failure that loses all `renames`.
     synced_names: BTreeMap<String, usize>,
-    /// The changes of names since then.
+    /// The changes of names that are not yet certain to be on disk, in order.
     renames: Vec<Naming>,
     is_locked: bool,
-    /// The most bytes of all files together; `None` is no limit.
+    /// The most bytes that all files together may have; `None` is no limit.
     size: Option<usize>,
     plan: Option<Plan>,
 }
@@ -110,16 +110,16 @@ enum Naming {
 
 #[derive(Clone, Default)]
 struct Content {
-    /// As it is read now.
+    /// The bytes as they are read now.
     bytes: Vec<u8>,
-    /// As it was at the last sync.
+    /// The bytes as they were at the last sync.
     synced: Vec<u8>,
     /// The writes since then, in order.
     writes: Vec<(usize, Vec<u8>)>,
 }
 
 impl State {
-    /// The bytes of all files that have a name.
+    /// The total number of bytes of all files that have a name.
     fn used(&self) -> usize {
         self.names.values().map(|file| self.files[*file].bytes.len()).sum()
     }
@@ -158,7 +158,7 @@ impl Content {
     ) -> Vec<u8> {
         let mut torn = self.synced.clone();
         let len = self.writes.iter().map(|(at, bytes)| at + bytes.len()).max().unwrap_or(0).max(torn.len());
-        // A page that was never written has zeros.
+        // A page that was never written contains zeros.
         torn.resize(len, 0);
         for page in 0..len.div_ceil(page_len) {
             let range = page * page_len..((page + 1) * page_len).min(len);
@@ -210,14 +210,14 @@ impl SimulatedDisk {
         Self { state: Arc::default(), page_len }
     }
 
-    /// Opens the store on it.
+    /// Opens the store on this disk.
     ///
     /// Fails as [`Store::open_dir`] does.
     pub fn open(&self) -> Result<Store> {
         Ok(self.open_with(Env::system(), FolderTuning::default())?.database)
     }
 
-    /// Opens the store on it, with a snapshot each time its journals have this many bytes and are as long as the
+    /// Opens the store on this disk, with a snapshot each time its journals have this many bytes and are as long as the
     /// snapshot, written within the commit.
     ///
     /// Fails as [`Store::open_dir`] does.
@@ -225,13 +225,13 @@ impl SimulatedDisk {
         Ok(self.open_in(Env::system(), journal_len_min)?.database)
     }
 
-    /// The same, for a process with this `env`.
+    /// Like [`SimulatedDisk::open_small`], but in a process with this `env`.
     pub fn open_in(&self, env: Env, journal_len_min: u64) -> Result<DiskStore> {
         let options = FolderTuning { journal_len_min, has_threads: false, ..FolderTuning::default() };
         self.open_with(env, options)
     }
 
-    /// [`SimulatedDisk::open_small`], but snapshots are written beside the commits.
+    /// Like [`SimulatedDisk::open_small`], but snapshots are written beside the commits.
     ///
     /// Fails as [`Store::open_dir`] does.
     pub fn open_with_threads(&self, journal_len_min: u64) -> Result<Store> {
@@ -259,18 +259,17 @@ impl SimulatedDisk {
         self.state().plan = None;
     }
 
-    /// Sets the most bytes of all files together; `None` is no limit. A write that needs more fails with [`DiskFault::FULL`].
+    /// Sets the most bytes that all files together may have; `None` is no limit. A write that needs more fails with [`DiskFault::FULL`].
     pub fn resize(&self, size: Option<usize>) {
         self.state().size = size;
     }
 
-    /// The bytes of all files.
+    /// The total number of bytes of all files.
     pub fn used(&self) -> usize {
         self.state().used()
     }
 
-    /// A copy of it, without locks and plan, as another process finds it after this one was killed, or as a copy of
-    /// an open folder.
+    /// A copy of the disk without locks and plan: as another process finds it after this one was killed, or as a copy of an open folder.
     #[must_use]
     pub fn copied(&self) -> Self {
         let state = self.state();
@@ -316,7 +315,7 @@ impl SimulatedDisk {
         state.names.get(name).map(|file| state.files[*file].bytes.clone()).unwrap_or_default()
     }
 
-    /// Writes `bytes` as a file, on disk.
+    /// Writes `bytes` as a file that is synced.
     pub fn write(&self, name: &str, bytes: &[u8]) {
         let mut state = self.state();
         let content = Content { bytes: bytes.to_vec(), synced: bytes.to_vec(), writes: Vec::new() };
@@ -331,7 +330,7 @@ impl SimulatedDisk {
         self.state.lock().expect("no code that holds the lock panics")
     }
 
-    /// Does `operation` by `happen`, as the plan decides.
+    /// Runs `happen`, which does `operation`, unless the plan decides otherwise.
     fn operate<T>(
         &self,
         operation: &DiskOperation,
@@ -450,7 +449,7 @@ impl Drop for SimulatedLock {
 
 struct SimulatedFile {
     disk: SimulatedDisk,
-    /// Its name when it was opened.
+    /// The name of the file when it was opened.
     name: String,
     file: usize,
 }

@@ -61,7 +61,7 @@ pub(crate) async fn totals_equal_what_concurrent_producers_recorded() {
     notifier.shutdown().await.unwrap();
 }
 
-/// A life of a database: created, changed, deleted, and created again.
+/// The life of a database: created, changed, deleted, and created again.
 pub(crate) async fn a_row_has_the_life_of_its_database() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("life")).await;
@@ -106,7 +106,7 @@ pub(crate) async fn rows_carry_the_stamps_of_their_transactions() {
     assert!(bus.is_drained().await.unwrap());
 }
 
-/// The bytes of the rows of the design documents' family.
+/// The stored rows of the design documents, as keys and values.
 async fn ddoc_rows(store: &Store, prefix: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     // The tuple element of the family's number, after the prefix.
     let range = KeyRange::prefix([prefix, b"\x15\x09"].concat());

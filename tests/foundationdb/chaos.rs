@@ -1,5 +1,5 @@
-//! Three servers on one cluster, those who post to them and those who follow them, while everything goes wrong that an operator can
-//! see: nothing that was acknowledged is missing or counted twice, and every follower has it.
+//! Three servers on one cluster, clients that post to them and clients that follow them, while everything goes wrong that can happen to an
+//! operator: nothing that was acknowledged is missing or counted twice, and every follower has it.
 //!
 //! `NOTIBUS_CHAOS_SECONDS` says for how long, `NOTIBUS_SEED` which disorder.
 
@@ -32,13 +32,13 @@ const SECONDS: u64 = 20;
 
 const NODES: usize = 3;
 
-/// How many post, and into how many databases each.
+/// How many clients post, and into how many databases each.
 const POSTERS: (usize, u64) = (4, 5);
 
 /// How long a client waits for an answer before it asks another server.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// How long all may take to come to rest.
+/// How long everything may take to come to rest.
 const REST_MAX: Duration = Duration::from_mins(3);
 
 /// What goes wrong.
@@ -66,13 +66,13 @@ struct Stage {
     folder: TempDir,
 }
 
-/// What those who post and follow share.
+/// What the clients share.
 struct Shared {
     /// Where the servers listen.
     at: Mutex<Vec<SocketAddr>>,
-    /// Whether no more is to be posted.
+    /// Whether posting is over.
     is_over: AtomicBool,
-    /// Whether followers have seen all.
+    /// Whether the followers have seen everything.
     is_seen: AtomicBool,
     /// Posts that were acknowledged.
     posts: AtomicU64,
@@ -81,7 +81,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Where server number `number`, counted round and round, listens.
+    /// Where server number `number`, modulo the number of servers, listens.
     fn at(&self, number: usize) -> SocketAddr {
         let at = self.at.lock().unwrap();
         at[number % at.len()]
@@ -117,7 +117,7 @@ impl Stage {
     fn disturb(&mut self, disorder: Disorder, number: usize, time: Duration, shared: &Shared) {
         match disorder {
             Disorder::Killed => {
-                // Dropped, it is killed.
+                // Dropping the server kills it.
                 self.nodes[number] = None;
                 thread::sleep(time);
                 let node = self.serve(number);
@@ -160,7 +160,7 @@ fn post(at: SocketAddr, key: &str, body: &str) -> Option<u16> {
     answer.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()
 }
 
-/// Posts events until it is over, each again and again until it is acknowledged. Returns how many updates of each database were.
+/// Posts events until it is over, each again and again until it is acknowledged. Returns how many updates there were of each database.
 fn run_poster(shared: &Shared, number: usize, run: u64) -> BTreeMap<String, u64> {
     let mut totals = BTreeMap::new();
     for count in 0.. {
@@ -177,7 +177,7 @@ fn run_poster(shared: &Shared, number: usize, run: u64) -> BTreeMap<String, u64>
             if status == Some(201) {
                 break;
             }
-            // What is not known to have happened is asked again; what is refused for good would be a defect.
+            // A request that is not known to have succeeded is sent again; one that is refused for good would be a defect.
             assert!(status.is_none_or(|status| status >= 500), "{body}: {status:?}");
             assert!(began.elapsed() < REST_MAX, "{body} is not taken: {status:?}");
             thread::sleep(Duration::from_millis(50));
@@ -189,8 +189,8 @@ fn run_poster(shared: &Shared, number: usize, run: u64) -> BTreeMap<String, u64>
     totals
 }
 
-/// Follows the feed, at one server after the other as they end its connection, until all is seen. Keeps what it was sent last of each
-/// database.
+/// Follows the feed, at one server after the other as they end its connection, until everything is seen. Keeps the last position that it
+/// was sent for each database.
 fn run_follower(shared: &Shared, number: usize, seen: &Mutex<BTreeMap<String, String>>) {
     let mut since = "0".to_owned();
     for attempt in number.. {
@@ -272,7 +272,7 @@ async fn until_complete(
             let seq = row.sequence.to_string();
             for (number, follower) in followers.iter().enumerate() {
                 let last = follower.lock().unwrap().get(name).cloned();
-                // A text that says more than the sequence begins with it.
+                // A position that says more than the sequence begins with the sequence.
                 if last.as_ref().is_none_or(|last| !last.starts_with(&seq)) {
                     missing.push(format!("{name} at {seq}: follower {number} was sent {last:?}"));
                 }
@@ -304,7 +304,7 @@ pub(crate) async fn nothing_acknowledged_is_missing() {
     let runtime = tokio::runtime::Handle::current();
     block_in_place(|| {
         thread::scope(|scope| {
-            // However it ends, all others are to end.
+            // However this thread ends, all others have to end.
             struct Over<'a>(&'a Shared);
             impl Drop for Over<'_> {
                 fn drop(&mut self) {

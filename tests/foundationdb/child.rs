@@ -34,7 +34,7 @@ const PREFIX: &str = "NOTIBUS_CHILD_PREFIX";
 /// A child of the trial. Dropping it kills it.
 pub(crate) struct Child {
     process: Process,
-    /// Ends its part when it is closed.
+    /// Closing this ends the part of the child.
     input: Option<ChildStdin>,
     lines: mpsc::UnboundedReceiver<String>,
 }
@@ -73,12 +73,12 @@ impl Child {
         self.line().await
     }
 
-    /// Its process id.
+    /// The process id of the child.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Kills it at once.
+    /// Kills the child at once.
     pub fn kill(mut self) {
         self.process.kill().expect("the child can be killed");
         let status = self.process.wait().expect("the child ends");
@@ -95,13 +95,13 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Plays the part of a child, if the process is one.
+/// Plays the part of a child, if this process is one.
 pub(crate) fn play() -> Option<ExitCode> {
     let part = std::env::var(PART).ok()?;
     let (ended, end) = oneshot::channel();

@@ -17,7 +17,7 @@ use crate::{
     fixture,
 };
 
-/// A node that soon expires, and reads a shard only if a watch wakes it.
+/// A member on a node that soon expires; it reads a shard only if a watch wakes it.
 async fn start(file: &std::path::Path, prefix: &[u8]) -> Consumer {
     let store = fixture::open(file).await;
     let bus = fixture::bus(&store, prefix).await;
@@ -125,7 +125,7 @@ pub async fn a_zombie_cannot_commit_its_effect() {
             let (report, reset, tx, other) =
                 (Arc::clone(&report), reset.clone(), other.begin(), other.clone());
             let effect = Arc::clone(&effect);
-            // It continues although its handler is dropped.
+            // This task continues although its handler is dropped.
             let work = tokio::spawn(async move {
                 let state = batch.commit_in(&tx).await.unwrap();
                 assert!(!state.is_already_committed());

@@ -7,7 +7,7 @@
 //! Some things cannot be compared and are left out. On a cluster versions advance by time, so no step asks for a version that no
 //! transaction has read (whether that gives 1009 is up to the cluster), and each commit is followed by another, because whether a
 //! read version can equal the version of a stamp differs. A new cluster is waited for, because its first versions are not too old yet.
-//! A watched key is read before: whether a watch counts as a read when its own transaction writes the key right after depends on time.
+//! A watched key is read first: whether a watch counts as a read when its own transaction writes the key right after depends on time.
 //! The errors of a cluster that is slow or recovers are allowed: above all 1007, for a transaction that has become older than 5 s. An
 //! interleaving with such an error is compared up to there, and run again. If it has one each time, it is counted, and reported at the
 //! end.
@@ -40,7 +40,7 @@ const AT_ONCE: usize = 48;
 /// The most attempts to make an interleaving smaller.
 const SHRINKS_MAX: usize = 500;
 
-/// After how many a long run says how far it is.
+/// The number of interleavings after which a long run prints how far it is.
 const PROGRESS: usize = 10_000;
 
 /// How often an interleaving is run again because the cluster was too slow for it.
@@ -55,7 +55,7 @@ fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
 }
 
-/// Many interleavings on both.
+/// Runs many interleavings on both stores.
 pub(crate) async fn the_embedded_store_does_what_a_cluster_does() {
     let seed: u64 = setting("NOTIBUS_SEED").unwrap_or_else(|| fastrand::u64(..));
     let count = setting("NOTIBUS_DIFFERENTIAL").unwrap_or(INTERLEAVINGS);
@@ -129,7 +129,7 @@ async fn shrink(cluster: &Store, mut tree: impl ValueTree<Value = Vec<Step>>, di
     format!("{}\nsmallest interleaving: {:#?}", smallest.1, smallest.0)
 }
 
-/// Runs `steps` on both. Fails with the first difference; returns whether they were compared to their end.
+/// Runs `steps` on both stores. Fails with the first difference; returns whether they were compared to their end.
 async fn compare(cluster: &Store, steps: &[Step]) -> Result<bool, String> {
     let embedded = execute(&Store::memory(), b"", steps).await;
     for _ in 0..TRIES {

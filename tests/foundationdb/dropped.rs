@@ -153,7 +153,7 @@ pub(crate) async fn a_dropped_run_disturbs_nothing() {
             tx.set(&prefix, &[n]);
             if n % 3 == 0 { Err(StoreError::NOT_COMMITTED.into()) } else { Ok(()) }
         });
-        // Whether it gets done in that time or not.
+        // It may or may not complete in that time.
         let _ = tokio::time::timeout(Duration::from_micros(150 * u64::from(n)), run).await;
     }
     store.run(async |tx| tx.get(&prefix, Isolation::Serializable).await).await.unwrap();

@@ -27,7 +27,7 @@ const EXPIRY: Duration = Duration::from_secs(2);
 /// How often the nodes balance their shares.
 const BALANCE: Duration = Duration::from_millis(500);
 
-/// How long each count is held before its commit: long enough to be stopped within.
+/// How long each count is held before its commit: long enough to stop the process in between.
 const IN_HAND: Duration = Duration::from_millis(200);
 
 /// The bus of the fleet: more partitions and shards than nodes.
@@ -51,7 +51,7 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
     let effects: Arc<[u8]> = effects(prefix).into();
     let count = move |batch: Batch<Notification>| {
         let (store, effects) = (store.clone(), Arc::clone(&effects));
-        // It continues even if its handler is dropped, as happens when the process wakes and finds that it has expired.
+        // This task continues even if its handler is dropped, as happens when the process wakes and finds that it has expired.
         let counting = tokio::spawn(async move {
             let body = async |tx: Transaction| {
                 if batch.commit_in(&tx).await?.is_already_committed() {
@@ -168,7 +168,7 @@ pub(crate) async fn processes_share_the_work_while_some_die_sleep_or_come() {
     until_balanced(&bus, "two took over from the stopped", fleet.iter().map(|(_, id)| id)).await;
     load.advance(100).await;
     send(&sleeper, "-CONT");
-    // Its pending count.
+    // Its pending count is refused.
     while sleeper.line().await != "refused" {}
     fleet.push((sleeper, id));
     for _ in 0..2 {

@@ -20,7 +20,7 @@ use crate::{
 
 const DBS: usize = 5_000;
 
-/// Databases that one transaction creates or edits.
+/// The number of databases that one transaction creates or edits.
 const AT_ONCE: usize = 50;
 
 /// The time for all builds, on a machine with little processor time.
@@ -87,7 +87,8 @@ async fn numbers(store: &Store, prefix: &[u8], what: &str) -> BTreeMap<Vec<u8>, 
     found
 }
 
-/// Three processes build the indexes of 5,000 databases, and are killed and replaced meanwhile: in the end the index equals the documents.
+/// Three processes build the indexes of 5,000 databases, and are killed and replaced while they do so: in the end the index equals the
+/// documents.
 pub(crate) async fn an_index_kept_by_three_processes_equals_the_documents() {
     let (file, prefix) = (fixture::shared(), fixture::prefix("index"));
     let store = fixture::open(&file).await;
@@ -120,7 +121,7 @@ pub(crate) async fn an_index_kept_by_three_processes_equals_the_documents() {
                     let doc = DocSummary { id: DocId::new(&id)?, revision, branches: 1, is_deleted: false };
                     changes.writer(&tx, db).await?.record(&doc, None)?;
                     let key = [&keys(&prefix, "doc"), id.as_bytes()].concat();
-                    // A transaction with an unknown result may be made again.
+                    // A transaction with an unknown result may be repeated.
                     tx.atomic(AtomicOp::Max, &key, &doc.revision.position.to_le_bytes());
                 }
                 Ok(())

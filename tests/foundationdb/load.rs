@@ -101,7 +101,7 @@ struct Worker {
     bus: Bus,
     /// The key prefix of the markers.
     markers: Vec<u8>,
-    /// Set when it has to stop.
+    /// Set when the workers have to stop.
     stop: Arc<AtomicBool>,
     committed: Arc<AtomicU64>,
 }

@@ -30,7 +30,7 @@ async fn refused(file: &Path) -> String {
     }
 }
 
-/// Files that are missing, or no cluster files.
+/// Files that are missing, or are not cluster files.
 pub(crate) async fn a_bad_cluster_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let missing = refused(&folder.path().join("missing")).await;
@@ -58,7 +58,7 @@ pub(crate) async fn a_bad_cluster_file_is_refused() {
     }
 }
 
-/// A good file of a cluster that is not there.
+/// A valid file of a cluster that is not there.
 pub(crate) async fn an_unreachable_cluster_is_reported_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fdb.cluster");
@@ -71,7 +71,7 @@ pub(crate) async fn an_unreachable_cluster_is_reported_in_time() {
     // The client accepts this as a port.
     fs::write(&file, "a:b@127.0.0.1:70000\n").unwrap();
     refused(&file).await;
-    // A listener that is no cluster.
+    // A listener that is not a cluster.
     let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     fs::write(&file, format!("a:b@{}\n", silent.local_addr().unwrap())).unwrap();
     assert!(refused(&file).await.contains("did not answer"));

@@ -1,4 +1,5 @@
-//! A cluster that is away under a running node: how all of it goes on or ends. `states` has what a node says meanwhile.
+//! A cluster that is away under a running node: how everything in the node continues or ends. `states` covers what a node says while the
+//! cluster is away.
 
 use std::{
     thread,

@@ -95,8 +95,8 @@ pub(crate) async fn a_history_is_replayed_on_a_cluster() {
 /// Regression: the example worked only the first time on a cluster: it recorded an update of an instance that it had just drawn, which
 /// was stale from the second time on, and waited forever.
 ///
-/// Then it runs in processes that are killed at random moments: each leaves a node with its leases, and perhaps a commit of which it does
-/// not know. The next ones go on, and the database is created once.
+/// Then the example runs in processes that are killed at random moments: each leaves a node with its leases, and perhaps a commit of which
+/// it does not know. The next ones go on, and the database is created once.
 pub(crate) async fn a_foreign_layer_runs_any_number_of_times_and_survives_kills() {
     let file = fixture::shared();
     let store = fixture::open(&file).await;
@@ -122,7 +122,7 @@ pub(crate) async fn a_foreign_layer_runs_any_number_of_times_and_survives_kills(
     assert!(delivered.contains("orders updated") && !delivered.contains("created"), "{delivered}");
     last.end();
     let bus = Bus::open_existing(&store, b"layer-example/").await.unwrap();
-    // What was delivered last may be of a process that was killed. Then its own event waits for the next notifier.
+    // The last delivery may be of an event of a killed process. Then the event of the last process waits for the next notifier.
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     until("all to be folded", async || bus.is_drained().await.unwrap()).await;
     notifier.shutdown().await.unwrap();

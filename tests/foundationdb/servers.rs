@@ -91,7 +91,7 @@ pub(crate) async fn a_run_goes_on_after_an_outage_that_is_longer_than_its_limit(
                 cluster.restart_server(0);
             });
         }
-        // It waits for the cluster, and is too old then.
+        // The transaction waits for the cluster, and is too old by then.
         tx.get(b"k", Isolation::Serializable).await?;
         tx.set(b"k", b"v");
         Ok(())

@@ -21,11 +21,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
 const POSTED: usize = 16;
 
-/// What commands do that only read.
+/// Commands that only read.
 pub(crate) const COMMANDS: [&[&str]; 4] =
     [&["nodes"], &["topology", "show"], &["consumers", "list"], &["tail"]];
 
-/// What commands do that write, too.
+/// The same commands, and commands that write.
 ///
 /// Regression: the last one waited until the cluster was back.
 pub(crate) const ALL_COMMANDS: [&[&str]; 6] = [
@@ -37,7 +37,7 @@ pub(crate) const ALL_COMMANDS: [&[&str]; 6] = [
     &["record", "late"],
 ];
 
-/// What commands say that have no answer.
+/// What commands say if they get no answer.
 pub(crate) const NO_ANSWER: &[&str] = &["gave up", "did not answer"];
 
 /// A node on its own cluster, with its log.
@@ -51,7 +51,7 @@ pub(crate) struct Stage {
 pub(crate) struct Log(TempDir);
 
 impl Log {
-    /// All of it.
+    /// The whole log.
     pub fn text(&self) -> String {
         fs::read_to_string(self.0.path().join("log")).unwrap()
     }
@@ -62,8 +62,8 @@ impl Log {
         self.text().lines().filter(is_trouble).map(str::to_owned).collect()
     }
 
-    /// Whether it says that everything works, after the last trouble that it has named. Within its pause a cause is not
-    /// said again, and then neither is its end.
+    /// Whether the log says that everything works, after the last trouble that it has named. Within its pause a cause is not logged again,
+    /// and then neither is its end.
     fn is_over(&self) -> bool {
         let is_either = |line: &&String| line.contains("trying again") || line.contains("works again");
         self.troubles().iter().rfind(is_either).is_none_or(|line| line.contains("works again"))
@@ -78,7 +78,7 @@ pub(crate) struct Said {
 }
 
 impl Stage {
-    /// Starts both.
+    /// Starts a node on `cluster`.
     pub fn start(cluster: Cluster) -> Self {
         let store = format!("fdb:{}", text(&cluster.file()));
         let (served, log) = serve(&store);
@@ -127,7 +127,7 @@ impl Stage {
         Said { code: output.status.code(), text: String::from_utf8_lossy(&text).into_owned() }
     }
 
-    /// Asserts what commands do, all at once: their exit code, and that they say one of these.
+    /// Runs `commands` all at once, and asserts their exit code, and that they say one of these.
     pub fn commands_say(&self, commands: &[&[&str]], code: i32, expected: &[&str]) {
         thread::scope(|scope| {
             for arguments in commands {
@@ -157,7 +157,7 @@ impl Stage {
         socket
     }
 
-    /// The status of the feed at rest.
+    /// The status of a request for the feed that does not wait.
     pub fn list(&self) -> String {
         let mut socket = TcpStream::connect(self.served.at).unwrap();
         let target = "/_db_updates?limit=1";
@@ -177,7 +177,7 @@ impl Stage {
         follower
     }
 
-    /// Asserts that it works: it is ready, posts are accepted, feeds have their rows, commands work, and a log that speaks of trouble
+    /// Asserts that the node works: it is ready, posts are accepted, feeds have their rows, commands work, and a log that speaks of trouble
     /// speaks of its end, too.
     pub fn works(&self, follower: &mut Follower) {
         self.until_ready("200", "\"status\":\"ok\"");

@@ -1,7 +1,7 @@
 //! The states of a cluster and of a bus, and what a node says in each: `docs/foundationdb.md` has the same table.
 //!
-//! Each state is on a cluster of two processes: the second one keeps the data, the first one does all else. It begins with a new node
-//! that works, and ends with one that works again. Mostly they wait, so some clusters are in use at once.
+//! Each state is on a cluster of two processes: the second one keeps the data, the first one does everything else. A state begins with a
+//! new node that works, and ends with one that works again. Mostly the states wait, so some clusters are in use at once.
 
 use std::{
     future::Future,
@@ -37,13 +37,13 @@ const LONG_NAMES: usize = 8_000;
 /// How many clusters are in use at once.
 const LANES: usize = 4;
 
-/// The end of a state. The node has to be another one if its bus is gone.
+/// Ends a state. If the bus of the node is gone, this also replaces the node.
 type End = Box<dyn FnOnce(&mut Stage)>;
 
 /// A line of the table.
 struct State {
     name: &'static str,
-    /// Brings it about, and returns what ends it.
+    /// Brings the state about, and returns what ends it.
     begin: fn(&mut Stage) -> End,
     /// The status of `ready`, and what its body contains.
     ready: (&'static str, &'static str),
@@ -51,21 +51,21 @@ struct State {
     feeds: Feeds,
     /// The exit code of commands, and what they say.
     commands: (i32, &'static [&'static str]),
-    /// The commands of which that is true.
+    /// The commands to which `commands` applies.
     of: &'static [&'static [&'static str]],
-    /// A part of a line of the log; if it is empty, the log may say nothing or something; if there is none, it says nothing.
+    /// A part of a line of the log. If it is empty, the log may say anything or nothing; if there is none, the log must say nothing.
     log: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Feeds {
-    /// They have heartbeats, whatever they read, and new ones are refused.
+    /// Feeds have heartbeats, whatever they read, and new ones are refused.
     Wait,
-    /// Those that have begun have heartbeats; others need what is damaged, and are refused or cut off.
+    /// Feeds that have begun have heartbeats; others need what is damaged, and are refused or cut off.
     GoOnOnly,
-    /// They have heartbeats and rows of some databases, and new ones begin.
+    /// Feeds have heartbeats and rows of some databases, and new ones begin.
     GoOnInPart,
-    /// They end, and new ones are refused.
+    /// Feeds end, and new ones are refused.
     End,
 }
 
@@ -190,7 +190,7 @@ fn show<'a>(states: impl Iterator<Item = &'a State>) {
         let mut follower = stage.follow();
         stage.works(&mut follower);
         assert_eq!(stage.log.troubles(), [""; 0], "all is well");
-        // It has begun, and its rows wait until it is read on.
+        // The feed has begun, and its rows wait until the client reads on.
         let mut loading = Follower::start(&stage, "since=0");
         assert_eq!(status_of(&loading.line()), "200");
         let end = (state.begin)(&mut stage);
@@ -209,7 +209,7 @@ fn show<'a>(states: impl Iterator<Item = &'a State>) {
 }
 
 impl State {
-    /// Asserts what the line says. Returns the follower if its feed goes on.
+    /// Asserts what this line of the table says. Returns the follower if its feed goes on.
     fn is_shown_by(&self, stage: &Stage, mut follower: Follower, loading: Follower) -> Option<Follower> {
         println!("{}", self.name);
         let name = self.name;
@@ -217,7 +217,7 @@ impl State {
         thread::scope(|scope| {
             let loading = scope.spawn(|| self.is_shown_by_old_rows(loading));
             stage.until_ready(self.ready.0, self.ready.1);
-            // Only the end of the bus makes a restart help. The node finds it at its next heartbeat.
+            // A restart helps only if the bus is gone. The node finds that out at its next heartbeat.
             stage.until_live(if self.feeds == Feeds::End { "503" } else { "200" });
             let posted = stage.begin_to_post();
             let new = scope.spawn(|| stage.list());
@@ -262,11 +262,11 @@ impl State {
         })
     }
 
-    /// Asserts what becomes of a feed that was reading rows of before when the state began: they filled all buffers.
+    /// Asserts what happens to a feed that was still reading older rows when the state began: those rows filled all buffers.
     fn is_shown_by_old_rows(&self, mut loading: Follower) {
         match self.feeds {
             Feeds::GoOnOnly => assert!(!loading.until_end(), "{}: it is cut off", self.name),
-            // It is cut off, or has come to where the dispatcher ends.
+            // The feed is cut off, or has come to where the dispatcher ended.
             Feeds::End => _ = loading.until_end(),
             Feeds::Wait | Feeds::GoOnInPart => loading.until_heartbeat(),
         }
@@ -285,14 +285,14 @@ fn without(stage: &mut Stage, servers: &'static [usize]) -> End {
     })
 }
 
-/// A notifier that lives, and gets no lease of its share of the partitions.
+/// A notifier that is alive, but gets no lease of its share of the partitions.
 struct Idle {
     notifier: notibus::Notifier,
     faults: Faults,
 }
 
 impl Idle {
-    /// Lets it get them, and ends it.
+    /// Lets the notifier get its leases, and ends it.
     async fn end(self) {
         self.faults.heal();
         self.notifier.shutdown().await.unwrap();

@@ -82,7 +82,7 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
     }
 }
 
-/// Regression: sixteen uploads of empty gzip members stalled the tasks that answer for 2 s. Each member of 20 bytes costs as much as a
+/// Regression: sixteen uploads of empty gzip members stalled the answering tasks for 2 s. Each member of 20 bytes costs as much as a
 /// large one, so a body is one member, and anything after it is not read.
 #[tokio::test]
 async fn a_body_of_many_gzip_members_is_refused_at_the_first() {

@@ -16,7 +16,7 @@ use crate::{
     fixture::{HttpFixture, bearer, credentials, line},
 };
 
-/// Starts a server with the administration.
+/// Starts a server with the routes for managing a bus.
 async fn fixture(authorize: Arc<dyn Authorize>) -> HttpFixture {
     let options = ApiOptions::default().authorize(authorize);
     HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.administration()).await
@@ -299,7 +299,7 @@ async fn who_may_look_may_change_nothing() {
     }
 }
 
-/// A page of anyone can make a browser send anything to a server that only this machine can reach.
+/// Anyone's page can make a browser send anything to a server that only this machine can reach.
 #[tokio::test]
 async fn a_page_changes_nothing() {
     let fixture = fixture(allow_all()).await;

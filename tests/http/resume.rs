@@ -295,7 +295,7 @@ async fn a_reader_that_was_away_too_long_gets_410_and_one_that_pages_from_zero_d
     .await;
     janitor.shutdown().await.unwrap();
 
-    // A reader at one of these positions may have known the dropped rows.
+    // A reader at one of these positions may have seen the rows that were dropped.
     for since in [old.sequence.to_string(), first] {
         for feed in ["normal", "longpoll", "continuous", "eventsource"] {
             let answer = get(fixture.at(), &format!("/_db_updates?since={since}&feed={feed}")).await;

@@ -25,7 +25,7 @@ use crate::{
     sized, ticks,
 };
 
-/// Encodes text for Basic by a command of the system, so that the test does not depend on another encoder of ours.
+/// Encodes text for Basic with a command of the system, so that the test does not depend on another encoder of ours.
 fn basic(text: &str) -> String {
     let mut child =
         Command::new("base64").arg("-w0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -115,7 +115,7 @@ fn guessers_take_no_memory_and_hold_up_nobody() {
                     if tries % 2 == 0 {
                         assert_eq!(timed(&from, at, request).await.0, 401);
                     } else {
-                        // This one hangs up.
+                        // This request hangs up.
                         connect(&from, at).await.write_all(request.as_bytes()).await.unwrap();
                     }
                     tries += 1;
@@ -280,7 +280,7 @@ fn unread_answers_to_pipelined_requests_hold_bounded_memory() {
         let before = memory(process);
         let mut socket = connect("127.0.0.1", at).await;
         let requests = "GET /_up HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(REQUESTS);
-        // It cannot be sent whole, because the server stops reading.
+        // The requests cannot all be sent, because the server stops reading.
         drop(tokio::time::timeout(Duration::from_secs(3), socket.write_all(requests.as_bytes())).await);
         assert_eq!(timed("127.0.0.99", at, &request("/_notibus/health/live", "")).await.0, 200);
         let held = memory(process).saturating_sub(before) / 1_024;

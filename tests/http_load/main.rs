@@ -38,7 +38,7 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// By how many KiB the memory of the server may grow in the full load, after everything bounded is full.
 const GROWTH_MAX: u64 = 4_096;
 
-/// How many KiB of memory a client may hold that does not read.
+/// How many KiB of memory a client that does not read may hold.
 const KIB_PER_CLIENT_MAX: u64 = 240;
 
 const FEED: &str = "/_db_updates?feed=continuous&since=0&heartbeat=10000";
@@ -163,7 +163,7 @@ async fn load(poster: &mut Poster, rate: usize, time: Duration, seen: &LoadCount
 fn all_rows_reach_all_feeds_under_load() {
     let (feeds, rate, time) =
         (sized(50, 2_000), sized(500, 5_000), sized(Duration::from_secs(2), Duration::from_secs(30)));
-    // A number of rows bounds the server's memory of the past. The test fills that memory before it measures.
+    // The server keeps a limited number of past rows in memory. The test fills that memory before it measures.
     let rows_kept = sized(256, 16_384);
     let served = Served::start(&["--store", "memory", "--rows-kept-max", &rows_kept.to_string()], None);
     let (at, process) = (served.at, served.id());

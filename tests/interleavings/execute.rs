@@ -14,7 +14,7 @@ use crate::{
     trace::{Event, Row, STAMP_LEN, TOO_OLD_AS_ASKED, Trace, stand_in},
 };
 
-/// Runs `steps` on `db`, below `prefix`, which must be empty, and returns the observations.
+/// Runs `steps` on `store`, below `prefix`, which must be empty, and returns the observations.
 pub(crate) async fn execute(store: &Store, prefix: &[u8], steps: &[Step]) -> Trace {
     let mut execution = Execution {
         store,
@@ -33,11 +33,11 @@ pub(crate) async fn execute(store: &Store, prefix: &[u8], steps: &[Step]) -> Tra
 
 struct Slot {
     tx: Transaction,
-    /// Whether it has a read version.
+    /// Whether the transaction has a read version.
     has_version: bool,
-    /// Whether that is older than any transaction may be.
+    /// Whether that version is older than any transaction may be.
     is_old: bool,
-    /// Whether it has written anything.
+    /// Whether the transaction has written anything.
     has_written: bool,
     watches: Vec<Watch>,
 }
@@ -54,7 +54,7 @@ impl Slot {
         (self.has_version, self.is_old, self.has_written) = (false, false, false);
     }
 
-    /// The code of `error`. One that the transaction has asked for does not look as if the store were slow.
+    /// The code of `error`. An error that the transaction has asked for must not look as if the store were slow.
     fn code(&self, error: &Error) -> i32 {
         let code = error.code().expect("a store fails with codes");
         if self.is_old && code == StoreError::TRANSACTION_TOO_OLD.code() { TOO_OLD_AS_ASKED } else { code }
@@ -182,17 +182,17 @@ impl Execution<'_> {
         })
     }
 
-    /// Begins again while a commit is under way, of which nothing is seen.
+    /// Begins again while a commit is under way, whose result is not observed.
     async fn reset_during_commit(&mut self, slot: usize) {
         self.slots[slot].reset();
         let tx = &self.slots[slot].tx;
         tx.set(&self.key(b'~'), b"");
         let mut commit = pin!(tx.commit());
-        // Begun, as far as it gets without waiting.
+        // The commit begins, as far as it gets without waiting.
         let begun = commit.as_mut().now_or_never();
         tx.reset();
         if begun.is_none() {
-            // Whether it was committed is not known, and of no matter.
+            // Whether it was committed is not known, and does not matter.
             drop(commit.await);
         }
     }
@@ -215,11 +215,11 @@ impl Execution<'_> {
         self.go_on().await;
     }
 
-    /// Reads a key, and watches it until the transaction ends. On a cluster it depends on time what a watch reads that is still under way
-    /// when its own transaction writes the key: after a read of the same key it is not.
+    /// Reads a key, and watches it until the transaction ends. On a cluster, what a watch reads depends on timing if it is still under way
+    /// when its own transaction writes the key; after a read of the same key, it no longer is.
     async fn watch(&mut self, slot: usize, key: u8) -> Event {
         let seen = self.get(slot, key, Isolation::Snapshot).await;
-        // If the read of the watch fails, the watch would say so, and nothing else does.
+        // If the read of the watch fails, only the watch reports that.
         let watch = self.slots[slot].tx.watch(&self.key(key)).await.expect("it is open");
         self.slots[slot].watches.push(watch);
         seen
@@ -232,7 +232,7 @@ impl Execution<'_> {
             tx.set(&self.key(b'~'), b"");
             Ok(())
         };
-        // A cluster that is slow or recovers may fail it; doing it twice does no harm.
+        // A cluster that is slow or recovers may fail this commit; doing it twice does no harm.
         self.store.run(set).await.expect("a blind write succeeds in the end");
     }
 

@@ -20,7 +20,7 @@ use crate::{steps::Step, trace::Trace};
 /// The default number of interleavings.
 const INTERLEAVINGS: u32 = 10_000;
 
-/// Their number on a folder, where every commit waits for the disk.
+/// The number of interleavings on a folder, where every commit waits for the disk.
 const INTERLEAVINGS_DURABLE: u32 = 40;
 
 /// A number from the environment.

@@ -418,7 +418,7 @@ fn holds((begin, end): &Span, key: &[u8]) -> bool {
     &begin[..] <= key && key < &end[..]
 }
 
-/// The first key behind `key`.
+/// The first key after `key`.
 fn behind(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }

@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-/// Polls `future` with so many wakers before the last one, as if it moved from task to task.
+/// Polls `future` with `polls` wakers before the last one, as if it moved from task to task.
 pub(crate) async fn moved<T>(future: impl Future<Output = T>, polls: u32) -> T {
     let mut future = std::pin::pin!(future);
     for _ in 0..polls {

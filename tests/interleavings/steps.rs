@@ -24,7 +24,7 @@ pub(crate) const STAMPED_KEY: u8 = b'c';
 /// Versionstamped values are set at this letter.
 pub(crate) const STAMPED_VALUE: u8 = b'e';
 
-/// One operation of one of the transactions, which all are open from the start.
+/// One operation of one of the transactions, all of which are open from the start.
 #[derive(Debug, Clone)]
 pub(crate) struct Step {
     /// The transaction.
@@ -38,7 +38,7 @@ pub(crate) struct Step {
 pub(crate) enum Op {
     /// Reads a key.
     Get(u8, Isolation),
-    /// Reads at most so many rows of a range, from its end if asked for.
+    /// Reads at most this many rows of a range, from its end if the flag is set.
     Range(u8, u8, usize, bool, Isolation),
     Set(u8, Vec<u8>),
     /// Removes a key.
@@ -54,12 +54,12 @@ pub(crate) enum Op {
     ReadConflict(u8, u8),
     /// Declares a range as written.
     WriteConflict(u8, u8),
-    /// Reads at a version that a transaction has read before, which is an error if it has one already; does nothing if there is
-    /// no such version.
+    /// Uses a read version that some transaction has had before, which is an error if this transaction has one already; does nothing if
+    /// there is no such version.
     ReadAt(usize),
-    /// Reads at a version that is older than any transaction may be; an error if it has one already.
+    /// Uses a read version that is older than any transaction may be; an error if this transaction has one already.
     ReadAtOld,
-    /// Reads all rows of a range, in pages of about so many bytes, from its end if asked for.
+    /// Reads all rows of a range, in pages of about this many bytes, from its end if the flag is set.
     Pages(u8, u8, usize, bool, Isolation),
     /// Reads a key of the client itself, which is refused.
     GetOfClient,
@@ -76,12 +76,12 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// Whether it reads.
+    /// Whether the operation reads.
     pub fn reads(&self) -> bool {
         matches!(self, Self::Get(..) | Self::Range(..) | Self::Pages(..) | Self::GetOfClient | Self::Watch(_))
     }
 
-    /// Whether its transaction has written something then.
+    /// Whether its transaction has written something afterwards.
     pub fn writes(&self) -> bool {
         matches!(
             self,
@@ -104,7 +104,7 @@ fn number_letter() -> impl Strategy<Value = u8> {
     letter().prop_map(|letter| if letter == STAMPED_VALUE { b'a' } else { letter })
 }
 
-/// Two letters in their order, or seldom out of it.
+/// Two letters in order or, rarely, out of order.
 fn range() -> impl Strategy<Value = (u8, u8)> {
     (letter(), letter(), 0..40_u8)
         .prop_map(|(a, b, inverted)| if inverted == 39 { (a.max(b), a.min(b)) } else { (a.min(b), a.max(b)) })

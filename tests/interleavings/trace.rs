@@ -1,7 +1,7 @@
 //! [`Trace`]: the observations of an interleaving, in terms that every store shares.
 //!
-//! Versions and stamps differ from store to store. A trace therefore has no versions, and the
-//! number of its commit instead of each stamp: the first commit has 1.
+//! Versions and stamps differ from store to store. A trace therefore has no versions, and instead of each stamp it has the number of the
+//! stamp's commit: the first commit has 1.
 
 pub(crate) const STAMP_LEN: usize = 10;
 

@@ -1,4 +1,4 @@
-//! The switch of the mistakes in a copy of the code, of which it becomes a module.
+//! The switch for the deliberate mistakes in a copy of the code; this file becomes a module of the copy.
 
 use std::{env, sync::LazyLock};
 

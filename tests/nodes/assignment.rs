@@ -14,7 +14,7 @@ fn node(number: u16) -> NodeId {
 type Resources = Vec<(u64, Option<NodeId>)>;
 type Members = Vec<(NodeId, u32)>;
 
-/// Pools with owners that may be members or not, and members with small, great and no maxima.
+/// Pools with owners that may be members or not, and members with small, large and no maxima.
 fn pools() -> impl Strategy<Value = (Resources, Members)> {
     let owner = proptest::option::weighted(0.8, 0_u16..12).prop_map(|owner| owner.map(node));
     let resources = proptest::collection::btree_map(0_u64..200, owner, 0..60);
@@ -38,7 +38,7 @@ fn moves(resources: &Resources, assignment: &Resources) -> usize {
     assignment.iter().filter(|(resource, owner)| owner.is_some() && before[resource] != *owner).count()
 }
 
-/// The sorted shares that are as equal as the maxima allow, computed one by one for the member with the least.
+/// The sorted shares that are as equal as the maxima allow, computed by giving one resource after the other to the member with the fewest.
 fn fair(count: usize, members: &Members) -> Vec<usize> {
     let mut shares: Vec<_> = members.iter().map(|(_, max)| (0_usize, *max as usize)).collect();
     for _ in 0..count {
@@ -128,7 +128,7 @@ proptest! {
     }
 
     /// However members come and go, each member owns few runs of neighbours: at most one more for each member
-    /// that has come or gone meanwhile.
+    /// that has joined or left since.
     #[test]
     fn neighbours_stay_together(changes in proptest::collection::vec(0_u16..16, 1..20)) {
         let mut members = BTreeSet::new();
@@ -144,7 +144,7 @@ proptest! {
         }
         let runs = 1 + resources.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
         prop_assert!(runs <= most, "{runs} runs");
-        // From no owners, there is one run for each member.
+        // If no resource has an owner, there is one run for each member.
         let fresh: Resources = (0..256).map(|resource| (resource, None)).collect();
         let present: Members = members.iter().map(|member| (node(*member), u32::MAX)).collect();
         let assignment = assign(&fresh, &present);

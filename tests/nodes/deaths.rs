@@ -16,8 +16,8 @@ use crate::{
     disk::SimulatedDisk,
 };
 
-/// `count` notifiers that start one after the other. Each has opened the bus for itself, as processes do: what one of them has seen of
-/// others, no other one knows.
+/// `count` notifiers that start one after the other. Each has opened the bus for itself, as processes do: none of them knows what another
+/// one has seen.
 async fn processes(store: &Store, count: usize) -> Vec<Notifier> {
     let mut notifiers = Vec::new();
     for _ in 0..count {
@@ -94,8 +94,8 @@ async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
     assert_eq!(shares(&[&notifiers[0]]), [64]);
 }
 
-/// Regression: the only surviving node removed all dead ones in one transaction, and tried that for a minute where so many reads do not
-/// succeed together. Then it watched only its neighbours again.
+/// Regression: the only surviving node removed all dead ones in one transaction, and tried that for a minute on a store where so many reads
+/// do not succeed together. Then it watched only its neighbours again.
 #[tokio::test(start_paused = true)]
 async fn dead_nodes_are_removed_although_large_transactions_fail() {
     let store = Store::memory();
@@ -113,7 +113,7 @@ async fn dead_nodes_are_removed_although_large_transactions_fail() {
     assert_eq!(shares(&[&notifier]), [64]);
 }
 
-/// Regression: a node that could not remove a dead one did not inform its workers of what it had read besides, so partitions that
+/// Regression: a node that could not remove a dead one did not inform its workers of what else it had read, so partitions that
 /// another node had given back had no owner for as long as the removal failed.
 #[tokio::test(start_paused = true)]
 async fn removals_that_fail_hold_up_no_worker() {
@@ -130,7 +130,7 @@ async fn removals_that_fail_hold_up_no_worker() {
     let id = dead.id();
     tokio::time::sleep(INTERVAL).await;
     drop(dead);
-    // Node A does not see it die, so node B is left alone with it.
+    // Node A leaves before it could find the dead node, so node B is left alone with it.
     tokio::time::sleep(EXPIRY.saturating_sub(INTERVAL)).await;
     a.shutdown().await.unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
@@ -163,7 +163,7 @@ async fn time_to_replace(takes: Duration) -> Duration {
     began.elapsed()
 }
 
-/// Regression: while the removal of ten dead nodes took 4 s, the watch forgot since when the others were silent, and waited for
+/// Regression: while the removal of ten dead nodes took 4 s, the watch forgot how long the others had been silent, and waited for
 /// another expiry for each ten.
 #[tokio::test(start_paused = true)]
 async fn slow_removals_do_not_begin_again() {
@@ -189,7 +189,7 @@ async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
                 .await;
             notifier
         });
-        // It ends without leaving.
+        // The process ends without its node leaving.
         runtime.shutdown_timeout(Duration::from_secs(5));
         drop(notifier);
     });

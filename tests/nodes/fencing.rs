@@ -218,7 +218,7 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
             });
             wipe.await.unwrap();
         } else {
-            // As by an operator who has not stopped all processes: the configuration changes from here on.
+            // Raises the incarnation in the configuration, like an operator who has not stopped all processes.
             let raise = store.run(async |tx| {
                 let config = stored(&store, b"notibus").await[0].clone();
                 let raised = [&config.1[..6], &[1]].concat();
@@ -238,8 +238,8 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
     }
 }
 
-/// Regression: another process lived under the id of a node that had fallen out. The node logged that four times a second forever, and
-/// knew of no trouble; a role that it entered meanwhile counted as published.
+/// Regression: another process lived under the id of a node that had dropped out. The node logged that four times a second forever, and
+/// knew of no trouble; a role that it entered during that time counted as published.
 #[tokio::test(start_paused = true)]
 async fn a_node_whose_id_another_process_has_enters_no_role() {
     let store = Store::memory();
@@ -283,7 +283,7 @@ async fn a_node_that_is_condemned_joins_again_with_all_roles() {
     assert_eq!(bus.stats().nodes_fallen_out, 1);
 }
 
-/// A lease that cannot be decoded is neither replaced nor guessed: all who need it fail with its key until it is repaired.
+/// A lease that cannot be decoded is neither replaced nor guessed: everything that needs it fails with its key until it is repaired.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_lease_is_named_and_stays() {
     let store = Store::memory();

@@ -25,12 +25,12 @@ pub(crate) const NODES: &[u8] = b"notibus\x15\x0e\x02main\x00\x15\x04";
 /// The prefix of the keys of their roles.
 pub(crate) const ROLES: &[u8] = b"notibus\x15\x0a";
 
-/// All that is stored of nodes.
+/// Everything that is stored about nodes.
 pub(crate) async fn of_nodes(store: &Store) -> Vec<(Bytes, Bytes)> {
     [stored(store, NODES).await, stored(store, ROLES).await].concat()
 }
 
-/// Removes all of it.
+/// Removes everything that is stored about nodes.
 pub(crate) fn forget_nodes(tx: &Transaction) {
     for keys in [NODES, ROLES] {
         tx.clear_range(&KeyRange::prefix(keys));

@@ -1,4 +1,4 @@
-//! What ends with the bus: everything that reads it, also without a lease.
+//! What ends with the bus: everything that reads it, even without a lease.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use tokio_stream::StreamExt;
 use super::fixture::{EXPIRY, INTERVAL};
 use crate::common::{db, narrow_bus, record, stored, within};
 
-/// Regression: only what held leases ended. The tail, subscribers and mirrors of a process went on with whatever stood under
-/// the prefix of its bus, although the log said that its roles end.
+/// Regression: only what held leases ended. The tail, subscribers and mirrors of a process continued with whatever was stored under the
+/// prefix of its bus, although the log said that its roles end.
 #[tokio::test(start_paused = true)]
 async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     let faults = Faults::new(&Store::memory());
@@ -33,7 +33,7 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     within("a delivery", stream.next()).await.unwrap().into_delivery().unwrap();
     mirror.caught_up().await.unwrap();
 
-    // As by an operator who has not stopped all processes: the configuration changes from here on.
+    // Raises the incarnation in the configuration, like an operator who has not stopped all processes.
     let raise = store.run(async |tx| {
         let config = stored(&store, b"notibus").await[0].clone();
         tx.set(&config.0, &[&config.1[..6], &[1]].concat());
@@ -41,7 +41,7 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     });
     raise.await.unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
-    // What another bus writes there is none of its business.
+    // What another bus writes under the prefix from now on does not concern the subscriber.
     let other = narrow_bus(&store).await;
     let second = other.start(StartOptions::default()).await.unwrap();
     record(&store, &other, &db("b", 1), [1, 0, 0, 0]).await;

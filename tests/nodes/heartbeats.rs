@@ -53,7 +53,7 @@ impl Environment for Skewed {
 }
 
 /// Regression: a node that joined while the cluster recovered waited for its first read for almost an expiry, counted its own expiry
-/// from before that, and fell out 0.4 s after it had joined.
+/// from before that, and dropped out 0.4 s after it had joined.
 #[tokio::test(start_paused = true)]
 async fn waiting_for_the_store_does_not_count_as_silence() {
     let skew = Arc::new(AtomicU64::new(0));
@@ -77,7 +77,7 @@ async fn waiting_for_the_store_does_not_count_as_silence() {
 }
 
 /// Regression: a publication of roles that had nothing to write put the next beat off by an eighth of the heartbeat. A node that
-/// dropped a role and listed it again every 300 ms never beat, fell out, and was taken for dead.
+/// dropped a role and listed it again every 300 ms never sent a heartbeat, dropped out, and was taken for dead.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_lists_a_role_again_and_again_goes_on_beating() {
     let store = Store::memory();
@@ -125,8 +125,8 @@ impl Environment for Spent {
     }
 }
 
-/// Operations of the store in memory never waited, so that a producer in a loop starved all else on its thread: events were not folded,
-/// and the node missed its beats and gave its leases up. Here each commit takes a millisecond of the only thread.
+/// Operations of the store in memory once never waited, so that a producer in a loop starved everything else on its thread: events were not
+/// folded, and the node missed its beats and gave its leases up. Here each commit takes a millisecond of the only thread.
 #[tokio::test]
 async fn a_producer_that_never_waits_leaves_heartbeats_and_folds_their_turn() {
     let spent = Arc::new(AtomicU64::new(0));
@@ -146,7 +146,7 @@ async fn a_producer_that_never_waits_leaves_heartbeats_and_folds_their_turn() {
             record(&store, &bus, &db("busy", 1), [0, 0, 1, 0]).await;
             spent.fetch_add(1, Ordering::Relaxed);
         }
-        // It has not waited yet, so nothing has had a turn since its last operation.
+        // This task has not waited since its last operation, so nothing else has had a turn.
         (beats.load(Ordering::Relaxed) - before, bus.stats())
     };
     let (beats, stats) = tokio::spawn(produce).await.unwrap();

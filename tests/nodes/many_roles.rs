@@ -17,7 +17,7 @@ use notibus::{
 use super::fixture::{EXPIRY, INTERVAL, ROLES, forget_nodes, of_nodes, shares, started_at_once};
 use crate::common::{joined, unpolled, until, wide_bus};
 
-/// A node with `count` roles. They go with it once it is dropped.
+/// A node with `count` roles. The roles end with the node once they are dropped.
 async fn crowded(bus: &Bus, count: usize) -> (Node, impl Sized) {
     let node = joined(bus).await;
     let announce = (0..count).map(|n| node.announce(Role::new(format!("role{n}")).unwrap()));
@@ -37,8 +37,8 @@ async fn is_stored(store: &Store, node: NodeId) -> bool {
     of_nodes(store).await.iter().any(|(key, _)| key.windows(16).any(|part| part == node.0))
 }
 
-/// Roles are written in pages, also where all of them have to be: a node that falls out with 10,000 of them is a member again at once, and
-/// lists the rest with the next beats.
+/// Roles are written in pages, even if all of them have to be written: a node that drops out with 10,000 of them is a member again at once,
+/// and lists the rest with the next beats.
 #[tokio::test(start_paused = true)]
 async fn ten_thousand_roles_are_written_in_pages() {
     let store = Store::memory();
@@ -90,7 +90,7 @@ async fn a_node_removes_what_a_dead_process_left_under_its_id() {
     assert_eq!((nodes.len(), nodes[0].roles.clone()), (1, vec![Role::HTTP]));
 }
 
-/// A removal is interrupted in its middle: another node finds the condemned row, and ends it.
+/// A removal is interrupted in its middle: another node finds the condemned row, and finishes the removal.
 #[tokio::test(start_paused = true)]
 async fn a_removal_that_its_node_does_not_end_is_ended_by_another() {
     let store = Store::memory();
@@ -179,7 +179,7 @@ async fn nodes_that_cannot_be_removed_keep_no_others_from_going() {
 }
 
 /// Bug: each change of a role wrote all roles of the node in the transaction of its beat, so that a node with thousands of consumers could
-/// not start, and fell out when it stopped one. Fix: write the difference.
+/// not start, and dropped out when it stopped one. Fix: write the difference.
 #[tokio::test(start_paused = true)]
 async fn a_change_of_roles_costs_the_same_however_many_there_are() {
     let store = Store::memory();
@@ -219,7 +219,7 @@ async fn a_dead_node_with_many_roles_keeps_no_other_from_going() {
     let dying = started_at_once(&bus, 3).await;
     let left = joined(&wide_bus(&faults.store()).await).await.notifier(unpolled()).await.unwrap();
     until("they share", async || shares(&[&left]) == [16]).await;
-    // Large transactions fail, and so does every one for the crowded node but for its first page.
+    // Large transactions fail, and so does every removal from the crowded node, except for its first page.
     let mut pages = 0;
     faults.plan_commits(move |attempt| {
         let cleared =

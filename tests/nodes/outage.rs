@@ -78,11 +78,11 @@ fn cut_off(faults: &Faults, error: &StoreError) {
 /// one line per cause with growing pauses was lost among them.
 #[tokio::test(start_paused = true)]
 async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
-    // One is tried again by each transaction itself, the other comes back at once.
+    // The first error is retried inside the transaction; the second is returned at once.
     for error in [StoreError::PROCESS_BEHIND, StoreError::TRANSACTION_TIMED_OUT] {
         let lines = Lines::default();
         let _guard = tracing::subscriber::set_default(lines.clone());
-        // With one subscriber only, a line that another test reaches first is off for good.
+        // If there is only one subscriber, a log line that another test reaches first is disabled for good.
         let _second = tracing::Dispatch::new(lines.clone());
         let faults = Faults::new(&Store::memory());
         let store = faults.store();
@@ -122,7 +122,7 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
     }
 }
 
-/// Regression: what saved its position waited at its end for as long as the store was away.
+/// Regression: everything that saves its position waited, when it ended, for as long as the store was away.
 #[tokio::test(start_paused = true)]
 async fn what_saves_its_position_ends_without_the_store_too() {
     let faults = Faults::new(&Store::memory());

@@ -95,7 +95,7 @@ async fn a_dropped_role_does_not_keep_its_node_listed() {
     drop(node);
     let mut shutdown = Box::pin(notifier.shutdown());
     let mut polls = 0;
-    // It is polled again once the notifier's own task has ended.
+    // The shutdown is polled again once the notifier's own task has ended.
     let ended = poll_fn(|cx| {
         polls += 1;
         drop(if polls == 2 { janitor.take() } else { None });
@@ -106,7 +106,7 @@ async fn a_dropped_role_does_not_keep_its_node_listed() {
     assert!(bus.nodes().await.unwrap().is_empty());
 }
 
-/// Regression: the others heard of a dropped role with the next heartbeat only, so its work waited for up to a heartbeat longer.
+/// Regression: the others heard of a dropped role only with the next heartbeat, so its work waited for up to a heartbeat longer.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_role_is_off_the_list_at_once() {
     let bus = narrow_bus(&Store::memory()).await;

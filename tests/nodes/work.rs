@@ -25,16 +25,16 @@ const PREFIX: &[u8] = b"p";
 /// How the work behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// It ends when it is asked to; on so many of the first resources after so long.
+    /// The work ends when it is asked to; on this many of the first resources, this long after that.
     Slow(u64, Duration),
     Panics,
-    /// It fails after so long.
+    /// The work fails after this long.
     Fails(Duration),
-    /// It ends when it starts.
+    /// The work ends as soon as it starts.
     Ends,
-    /// Reading its resources panics.
+    /// Reading the resources of the work panics.
     Unreadable,
-    /// The pool is no longer its own.
+    /// The work has lost its pool.
     Over,
 }
 
@@ -234,7 +234,7 @@ async fn work_that_is_asked_to_end_does_in_peace_or_is_fenced_off_after_the_dead
         assert_eq!(new.take(), [("started", 2)]);
         assert_eq!(old.take(), [("started", 1), ("started", 1), ("asked", 1), (last, 1)]);
         assert_eq!(a.stats().leases_lost, u64::from(last == "aborted"));
-        // A shutdown does not wait for it longer either.
+        // A shutdown does not wait longer for it either.
         let began = tokio::time::Instant::now();
         first.shutdown().await.unwrap();
         assert_eq!(began.elapsed(), takes.min(Duration::from_secs(10)));
@@ -265,7 +265,7 @@ async fn what_has_ended_is_given_back_while_other_work_still_ends() {
 }
 
 /// Bug: a resource whose work failed at once was acquired every second, and each time all workers of all nodes read the whole pool. Fix: it
-/// stays where it is, back-off grows to a minute, and an acquisition of an own lease moves no version.
+/// stays where it is, back-off grows to a minute, and an acquisition of the node's own lease moves no version.
 #[tokio::test(start_paused = true)]
 async fn work_that_fails_backs_off_where_it_is_and_costs_other_nodes_nothing() {
     let store = Store::memory();
@@ -360,7 +360,7 @@ async fn only_the_newest_acquisition_holds_a_lease() {
     second.shutdown().await.unwrap();
 }
 
-/// Work on resources that are gone ends at once, and their leases are removed, also those that nobody owns.
+/// Work on resources that are gone ends at once, and their leases are removed, even those that nobody owns.
 #[tokio::test(start_paused = true)]
 async fn leases_of_resources_that_are_gone_are_removed() {
     let store = Store::memory();

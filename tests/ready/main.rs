@@ -42,7 +42,7 @@ async fn ready_names_a_store_whose_disk_has_failed() {
     let disk = SimulatedDisk::new(4_096);
     let asked = Claim::start(&disk.open().unwrap(), PREFIX, StartOptions::default()).await;
     asked.until_ready().await;
-    // The next heartbeat finds it.
+    // The next heartbeat finds the failure.
     let is_sync = |operation: &DiskOperation| matches!(operation, DiskOperation::Sync(_));
     disk.plan(move |operation| is_sync(operation).then_some(DiskFault::Fails(DiskFault::IO)));
     asked.names("store", SOON).await;
@@ -61,8 +61,8 @@ async fn ready_names_a_store_that_does_not_answer() {
     asked.end().await;
 }
 
-/// The tail of a dispatcher that polls rarely does not reach the end of a quiet feed before its next poll. It was called behind after three
-/// seconds, so that no node was ready of which nothing was wrong.
+/// The tail of a dispatcher that polls rarely does not reach the end of a quiet feed before its next poll. Such a tail was once called
+/// behind after three seconds, so that a node with nothing wrong was not ready.
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_that_polls_rarely_is_ready() {
     let rarely = DispatcherOptions::default().poll_interval(Duration::from_secs(20));
@@ -251,7 +251,7 @@ async fn two_handovers_are_not_one_long_one() {
     notifier.shutdown().await.unwrap();
 }
 
-/// Bug: only the first 100 rows were read, and counted as nothing that waits.
+/// Bug: only the first 100 rows were read, and since none of them could be decoded, nothing seemed to wait.
 #[tokio::test(start_paused = true)]
 async fn an_event_behind_undecodable_rows_is_seen_to_wait() {
     let store = Store::memory();

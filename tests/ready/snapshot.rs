@@ -88,8 +88,8 @@ async fn cost(consumers: usize, shards: u32) -> [(u64, u128); 2] {
     [status_cost, metrics_cost]
 }
 
-/// Bug: the status of each consumer was some transactions, and its lag some more, one after the other: from 100 consumers on all metrics of
-/// the bus were gone. Fix: all consumers are read in ranges, and each shard of the feed once for all of them.
+/// Bug: the status of each consumer took several transactions, and its lag some more, one after the other: from 100 consumers on, all
+/// metrics of the bus were missing. Fix: all consumers are read in ranges, and each shard of the feed once for all of them.
 #[tokio::test(start_paused = true)]
 async fn a_status_of_many_consumers_costs_pages_and_not_consumers() {
     for shards in [4, 64] {
@@ -100,7 +100,7 @@ async fn a_status_of_many_consumers_costs_pages_and_not_consumers() {
             if consumers == 1 {
                 one = status.0;
             }
-            // Pages of checkpoints, leases, consumers and deferred ids, whose number is that of their rows by a thousand or so.
+            // Pages of checkpoints, leases, consumers and deferred ids, one for each thousand rows or so.
             let rows = consumers as u64 * (2 * u64::from(shards) + 2);
             for (reads, in_sequence) in [status, metrics] {
                 assert!(reads <= one + 32 + rows / 250, "{reads} reads");
@@ -168,7 +168,7 @@ async fn probes_at_once_share_their_reads() {
     assert!(many <= 2 * one, "{many} reads for 100 probes, {one} for one");
 }
 
-/// A shard that holds was seen only by its lag: nobody said which row it waits for, and why.
+/// A shard that is held up once showed only as lag: nothing said for which row it waits, and why.
 #[tokio::test(start_paused = true)]
 async fn a_shard_that_holds_names_its_row_and_the_failure_until_it_gets_on() {
     for is_ordered in [false, true] {
@@ -234,7 +234,7 @@ async fn a_shard_that_holds_names_its_row_and_the_failure_until_it_gets_on() {
     }
 }
 
-/// The age of the oldest row is exact, however many rows have come after it; of the rows so many are counted as are read.
+/// The age of the oldest row is exact, however many rows have come after it; the rows are counted only as far as they are read.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_is_far_behind_has_the_age_of_its_oldest_row() {
     let store = Store::memory();

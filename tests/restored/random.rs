@@ -1,5 +1,5 @@
-//! Random lives of a bus, copied at a random moment and restored into a store of lower or higher versions, with and without a raise.
-//! Readers that stood anywhere come back: each must be given all that it does not know, or be refused.
+//! Buses with random histories, copied at a random moment and restored into a store with lower or higher versions, with and without raising
+//! the incarnation. Readers then resume from arbitrary positions: each must get everything that it has not seen, or be refused.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,7 +15,7 @@ use super::{
     steps::{db, later_store, open, restore, until},
 };
 
-/// How many lives are tried.
+/// How many histories are tried.
 const LIVES: u64 = 60;
 
 const DATABASES: u32 = 6;
@@ -34,7 +34,7 @@ async fn rows(bus: &Bus, since: impl Into<Cursor>) -> notibus::Result<Totals> {
     Ok(page.rows.iter().map(|row| (row.name.to_string(), row.totals)).collect())
 }
 
-/// The same, also while readers are refused.
+/// The newest totals of each database, which can be read even while readers are refused.
 async fn newest(bus: &Bus) -> Totals {
     let mut totals = Totals::new();
     for name in (0..DATABASES).map(|number| format!("db{number}")) {
@@ -44,7 +44,7 @@ async fn newest(bus: &Bus) -> Totals {
     totals
 }
 
-/// Records events of a few databases while a node folds, and has readers come at some moments.
+/// Records events of a few databases while a node folds, and adds readers at random moments.
 async fn live(bus: &Bus, random: &mut Rng, recorded: &mut Totals, readers: &mut Vec<Reader>) {
     for _ in 0..random.usize(1..30) {
         let name = format!("db{}", random.u32(0..DATABASES));
@@ -74,7 +74,7 @@ async fn fold(bus: &Bus, recorded: &Totals) {
     notifier.shutdown().await.unwrap();
 }
 
-/// The last sequence that is known in incarnation 0.
+/// The last sequence that is known to exist in incarnation 0.
 async fn end(store: &Store) -> Sequence {
     let key = [PREFIX, &[0x15, 26, 0x14]].concat();
     let stored = store.begin().get(&key, Isolation::Snapshot).await.unwrap();
@@ -100,7 +100,7 @@ async fn life(seed: u64) {
     let bus = open(&new, PREFIX).await;
     let copied = newest(&bus).await;
     if is_later && random.bool() {
-        // Nobody raises it: the rows are right all the same, and nobody is given less than there is.
+        // Nobody raises the incarnation: the rows are right all the same, and no reader gets less than there is.
         fold(&bus, &recorded).await;
         for Reader { at, .. } in &readers {
             let refused = rows(&bus, *at).await;

@@ -1,4 +1,4 @@
-//! What roles do on a store that is older than its rows, and what of that is left when it is raised.
+//! What roles do on a store that is older than its rows, and what is left of that once the incarnation is raised.
 
 use std::{
     collections::BTreeSet,
@@ -43,7 +43,7 @@ async fn raise(store: &Store) {
 }
 
 /// Bug: a consumer in a closed topology entry saw no rows there, because they are ahead of the store, and left its shards as if they were
-/// drained. After the raise it never worked on them.
+/// drained. After the incarnation was raised, it never worked on them.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_does_not_leave_shards_whose_rows_it_cannot_see() {
     let store = restored(async |bus| {
@@ -80,8 +80,8 @@ async fn a_consumer_does_not_leave_shards_whose_rows_it_cannot_see() {
     running.shutdown().await.unwrap();
 }
 
-/// Bug: the marks of the janitor's time stand in what the restore has lost. A janitor went on from such a mark, got `Expired`,
-/// and went on at the end of the feed: tombstones before it stayed until another janitor began.
+/// Bug: the janitor's time marks point at positions that the restore has lost. A janitor continued from such a mark, got `Expired`, and
+/// continued at the end of the feed: tombstones before that stayed until another janitor started.
 #[tokio::test(start_paused = true)]
 async fn tombstones_of_after_a_raise_are_dropped() {
     let store = restored(async |bus| {

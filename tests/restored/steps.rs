@@ -67,7 +67,7 @@ async fn edit(bus: &Bus, id: &str, previous: Option<Sequence>) -> Result<Sequenc
     Ok(edited.of(tx.commit().await?.unwrap()))
 }
 
-/// Fails unless `answer` is that an older state was restored.
+/// Fails unless `answer` says that an older state was restored.
 pub(crate) fn assert_older<T: std::fmt::Debug>(answer: &Result<T, Error>) {
     assert!(matches!(answer, Err(Error::OlderThanRows { .. })), "{answer:?}");
 }
@@ -137,17 +137,17 @@ impl Claim {
 /// The totals of `a` in the copy.
 const OF_COPY: [u64; 4] = [1, 0, 1, 0];
 
-/// What a bus of `store` was before its state was copied.
+/// Positions in the original bus, of which a copy is restored.
 pub(crate) struct Before {
-    /// A reader that has seen all of it.
+    /// A reader that has seen everything in the copy.
     pub kept: Sequence,
-    /// A reader that has seen a row of after the copy.
+    /// A reader that has seen a row from after the copy.
     pub lost: Sequence,
     /// The last edit of a document of `a`.
     pub edited: Sequence,
 }
 
-/// Makes a bus with databases `a` and `b`, copies it to `to`, and goes on a little.
+/// Makes a bus with databases `a` and `b`, restores a copy of it into `to`, and lets the original continue for a little.
 pub(crate) async fn live_and_restore(to: &Store, prefix: &[u8]) -> Before {
     let old = later_store(1);
     let bus = open(&old, prefix).await;
@@ -174,13 +174,14 @@ pub(crate) async fn live_and_restore(to: &Store, prefix: &[u8]) -> Before {
     Before { kept, lost, edited }
 }
 
-/// Bug: after a restore to lower versions without a raise, the first fold wrote a row that its own decoder refused, later events were
-/// lost, and `ready` said yes; fix: a fold asks the table of incarnations whether the store stands before its own rows.
+/// Bug: after a restore to lower versions without raising the incarnation, the first fold wrote a row that its own decoder refused, later
+/// events were lost, and `ready` said yes. Fix: a fold checks in the table of incarnations whether the store's versions are behind those in
+/// its rows.
 pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Store, prefix: &[u8]) {
     let Before { kept, lost, edited } = live_and_restore(store, prefix).await;
     let bus = open(store, prefix).await;
     let asked = Claim::start(&bus).await;
-    // One that has a row, and one that is new: its row would stand where no reader looks for it.
+    // One that has a row, and one that is new: its row would be written where no reader looks for it.
     record(&bus, "a", [0, 0, 5, 0]).await;
     record(&bus, "c", [1, 0, 0, 0]).await;
     for _ in 0..20 {
@@ -229,9 +230,9 @@ pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Stor
     asked.running.shutdown().await.unwrap();
 }
 
-/// Bug: only folds asked the history. An edit of a document stood before older edits, where no reader of them looks, and a reshard before
-/// the rows of the feed, which nobody could read any more; a reader that knew nothing was given no rows, as if there were none. Fix: all of
-/// them ask it.
+/// Bug: only folds checked the history. An edit of a document was placed before older edits, where no reader that has passed these looks,
+/// and a reshard before the rows of the feed, which nobody could read any more; a reader from nothing got no rows, as if there were none.
+/// Fix: all of these check the history.
 async fn nothing_is_written_before_the_rows(bus: &Bus, edited: Sequence) {
     assert_older(&edit(bus, "x", Some(edited)).await);
     assert_older(&bus.changes().feed(&db("a")).reshard(2, None).await);
@@ -241,8 +242,9 @@ async fn nothing_is_written_before_the_rows(bus: &Bus, edited: Sequence) {
     assert_older(&bus.consumer("mailer").unwrap().create(&settings).await);
 }
 
-/// Bug: who read the documents of a database row by row got `Expired` at each that was edited after the last fold before the copy, because
-/// edits do not move the end of the incarnation. Fix: a row that the store has was copied.
+/// Bug: a reader of the documents of a database, row by row, got `Expired` at each document that was edited after the last fold before the
+/// copy, because edits do not move the end of the incarnation. Fix: a row at or after the position of a reader proves that the copy
+/// includes the position.
 async fn documents_that_were_not_folded_are_read(bus: &Bus, edited: Sequence) {
     edit(bus, "x", Some(edited)).await.unwrap();
     let (feed, mut cursor, mut ids) = (bus.changes().feed(&db("a")), Cursor::BEGINNING, Vec::new());
@@ -254,8 +256,8 @@ async fn documents_that_were_not_folded_are_read(bus: &Bus, edited: Sequence) {
     assert_eq!(ids, ["y", "z", "x"]);
 }
 
-/// Bug: after an import, a reader that had seen more than the copy went on without a sign; fix: an import ends the history of the
-/// incarnation before where the export has ended.
+/// Bug: after an import, a reader that had seen more than the copy continued as if nothing had happened. Fix: an import ends the history of
+/// the previous incarnation at the point where the export ended.
 pub(crate) async fn an_import_ends_what_was_not_copied(store: &Store, prefix: &[u8]) {
     let old = later_store(1);
     let bus = open(&old, prefix).await;

@@ -1,7 +1,7 @@
-//! How late heartbeats come where producers and others take all the processor time: what the defaults of
-//! [`NodeOptions`] were chosen by.
+//! How late heartbeats come where producers and others take all the processor time: the defaults of [`NodeOptions`] were chosen by these
+//! figures.
 //!
-//! Five seconds by default. `NOTIBUS_LOAD=full cargo test --release --test scale beats -- --nocapture` takes four times a minute.
+//! Five seconds by default. `NOTIBUS_LOAD=full cargo test --release --test scale beats -- --nocapture` takes four runs of a minute each.
 
 use std::{
     collections::HashMap,
@@ -29,7 +29,7 @@ const NODES: &[u8] = b"notibus\x15\x0e\x02main\x00\x15\x04";
 
 const NODES_COUNT: usize = 8;
 
-/// The last beat of each node, and the longest gap between two of one.
+/// The last beat of each node, and the longest gap between two beats of one node.
 #[derive(Default)]
 struct Gaps {
     last: HashMap<Bytes, Instant>,

@@ -17,7 +17,7 @@ use crate::{
     is_full,
 };
 
-/// Members of so many consumers on `node`, that do nothing; they start together.
+/// Members of `consumers` consumers on `node`, whose handlers do nothing; they start together.
 pub(crate) async fn members(node: &Node, consumers: usize) -> Vec<Consumer> {
     let start = (0..consumers).map(|number| {
         let member = node.consumer(&format!("consumer{number:05}")).unwrap();
@@ -47,7 +47,7 @@ fn cells(spent: &OperationCounts) -> String {
     )
 }
 
-/// The life of the consumers of one node: the minute of their start, an hour of rest, the minute of an event, their stop.
+/// The life of the consumers of one node: the minute in which they start, an idle hour, the minute of an event, and the shutdown.
 async fn life(consumers: usize) -> [OperationCounts; 4] {
     let fixture = ScaleFixture::new(1, 4).await;
     let notifier = joined(&fixture.others).await.notifier(crate::common::unpolled()).await.unwrap();
@@ -77,7 +77,7 @@ async fn life(consumers: usize) -> [OperationCounts; 4] {
     [start, rest, event, stop]
 }
 
-/// Starts and stops of many consumers were quadratic: 200 took 121,400 mutations.
+/// Starting and stopping many consumers was once quadratic: 200 took 121,400 mutations.
 #[tokio::test(start_paused = true)]
 async fn consumers_of_a_node_cost_in_proportion_to_their_number() {
     println!("| consumers of 4 shards | start | an hour of rest | an event | stop |");
@@ -87,7 +87,8 @@ async fn consumers_of_a_node_cost_in_proportion_to_their_number() {
         let spent = life(consumers).await;
         println!("| {consumers} | {} |", spent.each_ref().map(cells).join(" | "));
         let consumers = consumers as u64;
-        // Beside the minute of an idle node, and its reading of the feed: lease and checkpoint, then row, checkpoints and low watermark.
+        // Besides what an idle node costs in a minute, and its reading of the feed: lease and checkpoint, then row, checkpoints and low
+        // watermark.
         assert!(spent[2].reads <= 200 + 5 * consumers, "an event: {:?}", spent[2]);
         assert!(spent[2].write_commits <= 40 + 2 * consumers, "an event: {:?}", spent[2]);
         // Two reads for the leases, and three for the low watermark.
@@ -105,7 +106,7 @@ async fn consumers_of_a_node_cost_in_proportion_to_their_number() {
     }
 }
 
-/// The operations of `consumers` consumers of so many shards in the ten minutes of 30 events.
+/// The operations of `consumers` consumers with `shards` shards each, over ten minutes with 30 events.
 async fn trickle(consumers: usize, shards: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(1, shards).await;
     let notifier = joined(&fixture.others).await.notifier(crate::common::unpolled()).await.unwrap();
@@ -124,7 +125,7 @@ async fn trickle(consumers: usize, shards: u32) -> OperationCounts {
     spent
 }
 
-/// A trickle of events, or the bus's own test of itself, once made every shard of every consumer write every half a minute: 21,253 commits
+/// A trickle of events, or the bus's own test of itself, once made every shard of every consumer write every half minute: 21,253 commits
 /// in ten minutes at 16 consumers of 64 shards.
 #[tokio::test(start_paused = true)]
 async fn consumers_of_many_shards_pay_for_the_events_and_not_for_the_shards() {
@@ -134,7 +135,7 @@ async fn consumers_of_many_shards_pay_for_the_events_and_not_for_the_shards() {
         for (shards, spent) in [(4, narrow), (64, wide)] {
             println!("| {consumers} | {shards} | {} |", cells(&spent));
         }
-        // One checkpoint for each event, and a low watermark for each half a minute.
+        // One checkpoint for each event, and one low watermark for each half minute.
         let most = consumers as u64 * (30 + 30) + 400;
         assert!(wide.write_commits <= most, "{consumers}: {narrow:?}, with 64 shards {wide:?}");
         assert!(wide.write_commits * 10 <= narrow.write_commits * 11, "{narrow:?}, with 64 shards {wide:?}");

@@ -1,4 +1,4 @@
-//! What idle nodes with all roles cost the store, each of them and a second: the same for one and for eight, without and with consumers.
+//! What idle nodes with all roles cost the store, per node and second: the same for one and for eight, without and with consumers.
 //!
 //! Hundreds of consumers by default. `NOTIBUS_LOAD=full cargo test --release --test scale idle -- --nocapture` takes 10,000.
 
@@ -21,12 +21,12 @@ use notibus::{
 
 use crate::is_full;
 
-/// How long all is left alone before it is counted, and how long it is counted: two passes of the janitor.
+/// How long everything rests before operations are counted, and how long they are counted: two passes of the janitor.
 const REST: Duration = Duration::from_mins(5);
 const COUNTED: Duration = Duration::from_mins(20);
 
 /// The operations of `nodes` nodes, which divide 64 partitions and run `consumers` consumers of 4 shards between them, at rest. Their reads
-/// are gets and range requests: to ask for a read version is none.
+/// are gets and range requests; asking for a read version does not count.
 async fn idle(nodes: usize, consumers: usize) -> OperationCounts {
     let faults = Faults::new(&Store::memory());
     let mut running = Vec::new();

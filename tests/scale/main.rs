@@ -25,7 +25,7 @@ use notibus::{
     },
 };
 
-/// A bus whose store counts operations, and the same bus without counts, for all else.
+/// A bus whose store counts operations, and the same bus without counts, for everything else.
 struct ScaleFixture {
     faults: Faults,
     counted: Bus,
@@ -55,7 +55,7 @@ fn is_full() -> bool {
     std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full")
 }
 
-/// `more` is `times` as much as `less`, within so many percent of that.
+/// `more` is `times` as much as `less`, within `percent` percent of that.
 fn is_times(more: u64, less: u64, times: u64, percent: u64) -> bool {
     let expected = less * times;
     more * 100 <= expected * (100 + percent) && more * 100 >= expected * (100 - percent)
@@ -82,7 +82,7 @@ async fn an_idle_node_asks_as_much_among_many_as_among_some() {
     println!("16 nodes: {some:?}\n128 nodes: {many:?}");
     assert!(is_times(many.commits, some.commits, 1, 5));
     assert!(is_times(many.write_commits, some.write_commits, 1, 5));
-    // At the end of the ring of nodes it takes two reads instead of one.
+    // A node at the end of the ring reads the nodes after it with two reads instead of one.
     assert!(many.reads <= some.reads * 2 && some.reads <= many.reads * 2);
     assert!(is_times(many.read_bytes, some.read_bytes, 1, 10));
 }
@@ -175,7 +175,7 @@ async fn joining_a_pool_costs_in_proportion_to_its_resources() {
     assert!(more.written_bytes <= less.written_bytes * 8 * 3 / 2);
 }
 
-/// What a consumer asks from a reshard on until it works on all the successors of `shards` shards.
+/// The operations of a consumer from a reshard on, until it works on all successors of `shards` shards.
 async fn drain_of(shards: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(1, shards).await;
     let nothing = |_: Batch<Notification>| std::future::ready(Ok(()));
@@ -195,7 +195,7 @@ async fn drain_of(shards: u32) -> OperationCounts {
     spent
 }
 
-/// Each shard of a consumer that had come to its end read the checkpoints of all others: 0.6 MB at 128 shards, 8.9 MB at 512.
+/// Each shard of a consumer that had come to its end once read the checkpoints of all others: 0.6 MB at 128 shards, 8.9 MB at 512.
 #[tokio::test(start_paused = true)]
 async fn a_drain_of_a_consumer_costs_in_proportion_to_its_shards() {
     let (less, more) = (drain_of(128).await, drain_of(512).await);

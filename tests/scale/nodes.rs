@@ -73,7 +73,7 @@ impl Fleet {
         self.owned() == self.partitions as usize && most - least <= 1
     }
 
-    /// How long it takes until `is_so`, and the operations of all nodes meanwhile.
+    /// How long it takes until `is_so`, and the operations of all nodes until then.
     async fn until(&self, is_so: impl Fn(&Self) -> bool) -> (Duration, OperationCounts) {
         let (began, before) = (Instant::now(), self.faults.counts());
         while !is_so(self) {
@@ -205,7 +205,7 @@ impl Life {
 }
 
 /// A node reads as much among many as among some, dead nodes are replaced as soon, however many die at once, and what it costs grows with
-/// the nodes, the partitions or the dead: with no product of them.
+/// the nodes, the partitions or the dead, but not with a product of these.
 #[tokio::test(start_paused = true)]
 async fn many_nodes_live_as_few_do() {
     let (sizes, partitions) = if crate::is_full() { ([10, 100, 1_000], 1_024) } else { ([10, 40, 160], 128) };
@@ -280,7 +280,7 @@ async fn watch_of_deaths(count: usize) -> u64 {
 }
 
 /// Bug: after a removal a node read all others at each poll, so that all survivors together read the square of their number when many died.
-/// Fix: it watches so many more as it has removed.
+/// Fix: it watches as many more nodes as it has removed.
 #[tokio::test(start_paused = true)]
 async fn a_survivor_of_many_deaths_reads_as_much_among_many_as_among_some() {
     let (some, many) = (watch_of_deaths(60).await, watch_of_deaths(240).await);

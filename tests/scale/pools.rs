@@ -1,4 +1,4 @@
-//! What a pool costs: a change in one of them the members of others, and many resources those who divide them.
+//! What pools cost: what a change in one pool costs the members of others, and what many resources cost the nodes that divide them.
 //!
 //! Small by default. `NOTIBUS_LOAD=full cargo test --release --test scale pools -- --nocapture` takes the sizes of `docs/scale.md`.
 
@@ -59,7 +59,7 @@ impl BusyBus {
         Self { fixture, other, _nodes: all, _members: members }
     }
 
-    /// The reads, and their bytes, that the nodes make during `change`, which takes a minute, more than in a minute at rest.
+    /// The reads, and their bytes, that the nodes make during `change`, which takes a minute, beyond those of a minute at rest.
     async fn reads_beside(&self, change: impl Future<Output = ()>) -> (u64, u64) {
         tokio::time::sleep(Duration::from_mins(5)).await;
         let rest = self.fixture.during(tokio::time::sleep(Duration::from_mins(1))).await;
@@ -107,7 +107,8 @@ async fn pools_beside_a_join_read_their_versions_only() {
     }
 }
 
-/// Each change of any lease made every worker of every node read all nodes and roles: 19 kB at 4 nodes × 4 consumers, and 1.5 MB at 16 × 16.
+/// Each change of any lease once made every worker of every node read all nodes and roles: 19 kB at 4 nodes × 4 consumers, and 1.5 MB at 16
+/// × 16.
 #[tokio::test(start_paused = true)]
 async fn pools_beside_a_changed_one_read_their_versions_only() {
     for (nodes, consumers) in [(4, 4), (16, 16)] {
@@ -121,7 +122,7 @@ async fn pools_beside_a_changed_one_read_their_versions_only() {
     }
 }
 
-/// How long the second notifier of `partitions` works until both have their halves: in paused time, all that passes is work.
+/// How long the second notifier of `partitions` works until both have their halves: in paused time, only work takes time.
 async fn work_of_a_join(partitions: u32) -> Duration {
     let fixture = ScaleFixture::new(partitions, 1).await;
     let options = || NotifierOptions::default().poll_interval(Duration::from_hours(10));
@@ -141,7 +142,7 @@ async fn work_of_a_join(partitions: u32) -> Duration {
     started
 }
 
-/// The plan was quadratic: a second notifier took 0.15, 0.58 and 2.8 s to start with 1,024, 2,048 and 4,096 partitions.
+/// The plan was once quadratic: a second notifier took 0.15, 0.58 and 2.8 s to start with 1,024, 2,048 and 4,096 partitions.
 #[tokio::test(start_paused = true)]
 async fn pools_of_many_partitions_are_joined() {
     for partitions in if is_full() { &[1_024, 2_048, 4_096][..] } else { &[256] } {

@@ -1,5 +1,5 @@
-//! What past reshards cost if rows of each topology entry are left: nothing of a fold, an event, an idle node or a shard that is taken, but
-//! their entries where a consumer is created.
+//! What past reshards cost if rows of each topology entry are left: nothing in folds, events, idle nodes and shards that are taken, and
+//! only their entries where a consumer is created.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 /// How many consumers of 4 shards there are.
 const CONSUMERS: usize = 10;
 
-/// The operations of ten folds; and of consumers in their start, an idle minute, an event, and their stop; after so many reshards.
+/// After `reshards` reshards, the operations of ten folds, and of consumers while they start, idle for a minute, handle an event, and stop.
 async fn life(reshards: u64) -> [OperationCounts; 5] {
     let fixture = ScaleFixture::new(1, 4).await;
     let notifier = joined(&fixture.others).await.notifier(unpolled()).await.unwrap();

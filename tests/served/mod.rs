@@ -63,17 +63,17 @@ pub fn filled(folder: &Path) -> String {
 }
 
 impl Served {
-    /// Starts it with these additional arguments, and waits until it listens.
+    /// Starts the process with these additional arguments, and waits until it listens.
     pub fn start(arguments: &[&str], credentials: Option<&str>) -> Self {
         Self::start_logging(arguments, credentials, Stdio::inherit())
     }
 
-    /// Like [`Served::start`], and writes its log to `log`.
+    /// Like [`Served::start`], but the process writes its log to `log`.
     pub fn start_logging(arguments: &[&str], credentials: Option<&str>, log: Stdio) -> Self {
         Self::start_by(notibus(), arguments, credentials, log)
     }
 
-    /// Like [`Served::start_logging`], by this command.
+    /// Like [`Served::start_logging`], but with this command.
     pub fn start_by(mut command: Command, arguments: &[&str], credentials: Option<&str>, log: Stdio) -> Self {
         command.args(["serve", "--listen", "127.0.0.1:0"]).args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
@@ -99,7 +99,7 @@ impl Served {
         self.try_ask(request).unwrap()
     }
 
-    /// Like [`Served::ask`], of a process that may end meanwhile.
+    /// Like [`Served::ask`], but for a process that may end before it answers.
     pub fn try_ask(&self, request: &str) -> std::io::Result<String> {
         let mut socket = TcpStream::connect(self.at)?;
         socket.set_read_timeout(Some(LIMIT))?;

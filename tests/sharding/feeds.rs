@@ -495,7 +495,7 @@ async fn tails_of_changes_that_wait_hardly_ever_poll() {
     assert_eq!(ids_and_positions(&page.rows), [("y", 1)]);
 }
 
-/// Regression: a tail slept forever if its database's changes were removed without an event of that.
+/// Regression: a tail slept forever if its database's changes were removed without an event.
 #[tokio::test(start_paused = true)]
 async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
     let store = Store::memory();
@@ -590,7 +590,8 @@ async fn a_reshard_of_unknown_result_is_done_once() {
     }
 }
 
-/// Regression: the entry was dropped before the reshard with an unknown result read it; it then undid the next reshard.
+/// Regression: the entry of a reshard with an unknown result was dropped before the reshard was tried again and could find it; it then
+/// undid the next reshard.
 #[tokio::test(start_paused = true)]
 async fn a_reshard_of_unknown_result_is_done_once_although_its_entry_is_dropped() {
     let store = Store::memory();

@@ -7,8 +7,8 @@ use notibus::store::{
 
 use crate::common::{db, eager, joined, record, row_with, set, stored, wide_bus, within};
 
-/// Bug: each fold read every topology entry that ever had a row, so folding slowed down with each reshard. Fix: it reads the open entry, and
-/// those in which the rows stand that it replaces. So it does not even notice what has become of the others.
+/// Bug: each fold read every topology entry that ever had a row, so folding slowed down with each reshard. Fix: it reads the open entry,
+/// and those with the rows that it replaces. So it does not even notice what has become of the others.
 #[tokio::test(start_paused = true)]
 async fn a_fold_reads_only_the_topology_entries_that_it_needs() {
     const PAST: usize = 200;

@@ -23,10 +23,10 @@ use tokio::sync::watch;
 /// The size of a scenario.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
-    /// Transactions of each of the three writers.
+    /// The number of transactions of each of the three writers.
     pub writes: u32,
     pub reshards: u32,
-    /// Readers of each kind.
+    /// The number of readers of each kind.
     pub readers: u32,
     /// How many commits of 100 fail.
     pub faults_percent: u8,

@@ -310,7 +310,7 @@ impl WorldPlan {
         self
     }
 
-    /// Adds the behaviour of subscribers. Some worlds also get everything that makes subscribers meet names that come and go: few names,
+    /// Adds the behaviour of subscribers. Some worlds also get everything that exposes subscribers to names that come and go: few names,
     /// short retention, small pages and short rings.
     fn with_subscribers(mut self, random: &mut Rng) -> Self {
         self.subscribers = SubscriberPlan {

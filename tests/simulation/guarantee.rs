@@ -96,7 +96,7 @@ impl Guarantee {
         Broken { guarantee: self, reason: reason.into() }
     }
 
-    /// Returns a breach of this guarantee as the result of a judgement.
+    /// Returns a breach of this guarantee as an `Err`.
     pub fn fails<T>(self, reason: impl Into<String>) -> Result<T, Broken> {
         Err(self.broken(reason))
     }

@@ -227,11 +227,11 @@ named! {
         CommitHadNoRoom,
         /// The store was replaced with a copy.
         StoreRestored,
-        /// A process opened a store that is older than its own rows.
+        /// A process opened a store whose versions are behind those in its rows.
         OlderStoreOpened,
         /// A node found that the incarnation was raised, and opened the bus again.
         RaiseFound,
-        /// An HTTP client that knew rows that a restore had lost was refused.
+        /// An HTTP client that had seen rows that a restore lost was refused.
         LostPositionRefused,
         /// The feed had a database whose name has the maximum length.
         LongNameFolded,

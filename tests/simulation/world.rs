@@ -249,7 +249,7 @@ impl World {
         shared.time.make_runnable(process);
     }
 
-    /// A commit arrives at the store. The power may fail meanwhile.
+    /// A commit arrives at the store. The power may fail at that moment.
     fn arrive(&mut self, flight: &Flight) {
         if !flight.is_for(&self.engine) {
             // Commits that were in flight when the power failed are lost.

@@ -56,7 +56,7 @@ async fn a_batch_says_what_its_deliveries_do() {
     assert_eq!(names(&next(&mut rest).await), ["b", "c"]);
 }
 
-/// Regression: a delivery that was repeated alone, after a panic on its batch, had the cursor behind the whole batch: a callback that keeps
+/// Regression: a delivery that was repeated alone, after a panic on its batch, had the cursor after the whole batch: a callback that keeps
 /// its own cursor, and ends there, would have missed the others.
 #[tokio::test(start_paused = true)]
 async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {

@@ -73,7 +73,7 @@ async fn a_read_that_fails_between_two_pages_does_not_expire_a_reader_from_nothi
     assert_eq!(failures, 2);
 }
 
-/// The same, but with a predicate that panics on a row of a page.
+/// A predicate that panics on a row of a page does not cost a reader its first cursor either.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_nothing() {
     let (fixture, _faults) = fixture().await;

@@ -121,7 +121,7 @@ async fn a_restart_within_the_first_scan_misses_no_deletion() {
     }
 }
 
-/// Regression: if the tombstone was removed meanwhile, the subscriber got nothing at all.
+/// Regression: if the tombstone had been removed by then, the subscriber got nothing at all.
 #[tokio::test(start_paused = true)]
 async fn a_restart_within_the_first_scan_expires_if_deletions_can_have_gone() {
     for filter in filters() {
@@ -191,7 +191,7 @@ async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
     }
 }
 
-/// The same, but with a subscriber without a pace that takes nothing for longer than the retention.
+/// A subscriber without a pace takes nothing for longer than the retention, and does not miss a deletion whose tombstone was dropped.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_takes_nothing_for_long_misses_no_deletion() {
     for filter in filters() {

@@ -100,7 +100,7 @@ async fn a_filter_that_is_replaced_before_it_has_caught_up_scans_again() {
     assert_eq!(delivered, ["b1", "a1", "b2", "caught up"], "what both filters want comes again");
 }
 
-/// A restart lost `CaughtUp` in the same way.
+/// A restart before `CaughtUp` was returned lost it in the same way.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_restarted_before_it_has_caught_up_gets_that() {
     let fixture = SubscriberFixture::new().await;

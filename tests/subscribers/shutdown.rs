@@ -35,8 +35,8 @@ async fn create_all(store: &Store, bus: &Bus, running: &NodeHandle) {
     until("the tail", async || running.dispatcher().position() >= now).await;
 }
 
-/// Bug: a shutdown let subscribers receive their whole backlog, and returned meanwhile: a stream got 27,769 more deliveries over the next 7
-/// s. Fix: a shutdown ends each subscriber, and its cursor covers what it got.
+/// Bug: a shutdown let subscribers receive their whole backlog, but returned before they had done so: a stream got 27,769 more deliveries
+/// over the next 7 s. Fix: a shutdown ends each subscriber, and its cursor covers what it got.
 #[tokio::test(start_paused = true)]
 async fn a_stream_ends_with_the_shutdown_and_its_cursor_covers_what_it_got() {
     for (is_new, taken) in [(false, 0), (false, 10), (true, 0), (true, 10)] {

@@ -635,7 +635,8 @@ async fn no_wake_up_is_lost_within_a_process() {
     receive_all(&store, &bus, &dispatcher).await;
 }
 
-/// The same with the producer, the notifier and the dispatcher in three processes, which use doorbells and watches.
+/// The producer, the notifier and the dispatcher are in three processes, which use doorbells and watches; again, no poll could repair a
+/// lost wake-up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_wake_up_is_lost_between_processes() {
     let store = Store::memory();

@@ -83,7 +83,7 @@ fn exceptions_from_lints_say_why() {
     }
 }
 
-/// The glossary has one word for each thing; these have been replaced by it.
+/// The glossary has one word for each thing; the words listed here have been replaced by it.
 #[test]
 fn words_that_were_replaced_are_gone() {
     // Put together here, so that this file does not find itself.
@@ -207,7 +207,7 @@ fn tests_that_pages_name_are_there() {
     let mut missing = Vec::new();
     for (path, text) in pages() {
         for name in text.split('`').skip(1).step_by(2) {
-            // Those of a folder are named with their file.
+            // Tests in a folder are named with their file.
             let name = name.rsplit("::").next().expect("there is always a last one");
             let is_of_words = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
             if is_of_words && name.matches('_').count() >= 3 && !code.contains(name) {

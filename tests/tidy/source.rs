@@ -56,7 +56,8 @@ impl Crate {
 
     /// Pairs of files of which the first uses something that the second defines.
     ///
-    /// A declaration of a module is no use, nor is a re-export; and what is used through a re-export is of the file that defines it.
+    /// A declaration of a module is not a use, and neither is a re-export; what is used through a re-export belongs to the file that
+    /// defines it.
     pub fn uses(mut self) -> BTreeSet<(PathBuf, PathBuf)> {
         let mut names = BTreeMap::new();
         for (path, module) in &self.modules {
@@ -129,7 +130,7 @@ impl Crate {
     }
 }
 
-/// The paths that a file names, but for those of its tests and of its re-exports.
+/// The paths that a file names, except for those of its tests and of its re-exports.
 #[derive(Default)]
 struct Paths {
     found: Vec<Vec<String>>,
@@ -156,7 +157,7 @@ impl<'ast> Visit<'ast> for Paths {
     }
 
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {
-        // Who may see an item is no use of anything.
+        // The visibility of an item is not a use of anything.
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
@@ -167,7 +168,7 @@ impl<'ast> Visit<'ast> for Paths {
     }
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
-        // Arguments that are expressions, as those of `format!` and `debug_assert!`.
+        // Arguments that are expressions, such as those of `format!` and `debug_assert!`.
         use syn::{Expr, Token, punctuated::Punctuated};
         let arguments = call.parse_body_with(Punctuated::<Expr, Token![,]>::parse_terminated);
         for argument in arguments.into_iter().flatten() {

@@ -9,7 +9,7 @@
 //! A move must not happen while processes work with the bus. Fences prevent this as far as they can:
 //!
 //! - An import writes a mark that makes [`Bus::open`](crate::Bus::open) fail until the import has ended. The import fails if there is a bus
-//!   under the prefix, even one that appears meanwhile.
+//!   under the prefix, even one that appears while it runs.
 //! - An export first watches the nodes, and fails if one is alive ([`Silence`](crate::state::membership::Silence)). So does a raise, unless
 //!   the store is older than its rows, in which case nodes do nothing. A raise removes nodes and leases in its own transaction, so that a
 //!   process that was only paused can no longer commit work.

@@ -28,8 +28,8 @@ impl Bus {
     /// heartbeats for as long as they may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)). It also notices a producer that
     /// writes meanwhile. With [`ExportOptions::while_running`], roles and producers may keep running.
     ///
-    /// Fails with [`Error::BusInUse`] if nodes are alive, with [`Error::Invalid`] if it notices a write meanwhile, and with [`Error::Io`]
-    /// if `out` fails.
+    /// Fails with [`Error::BusInUse`] if nodes are alive, with [`Error::Invalid`] if it notices a write during the export, and with
+    /// [`Error::Io`] if `out` fails.
     pub async fn export(&self, out: &mut impl Write, options: ExportOptions) -> Result<Exported> {
         export(&self.context, out, options).await
     }

@@ -76,7 +76,7 @@ impl<'a> ChangesWriter<'a> {
     /// a document is recorded again in the same transaction, only its last row is kept; pass the same `previous` each time.
     ///
     /// Fails with [`Error::Invalid`] if `doc` has impossible values, if the transaction was reset after the writer was made, or if 65,535
-    /// other documents were already recorded in it; and with [`Error::NoFeed`] if the transaction has removed the feed meanwhile.
+    /// other documents were already recorded in it; and with [`Error::NoFeed`] if the transaction has removed the feed since.
     pub fn record(&self, doc: &DocSummary, previous: Option<Sequence>) -> Result<PendingSequence> {
         doc.check()?;
         let (resets, removals) = self.read_at;

@@ -431,7 +431,7 @@ impl ConsumerHandle {
         let (_, first) = keys.consumer_checkpoint_of(key)?;
         let key = |shard| keys.deferred(&self.name, shard, id);
         let shard = topology.shard_beside(feed, first, id)?;
-        // Conflicts on the lease, because checkpoints move all the time. Marking a shard or switching to its successors writes the lease.
+        // Conflicts on the lease, which is written when a shard is drained or replaced, not on the checkpoint, which moves all the time.
         tx.add_read_conflict(&KeyRange::key(&keys.lease(&self.name.pool(), shard.0)));
         let stored = self.checkpoint_of(tx, shard, Isolation::Snapshot).await?;
         let stored = stored.ok_or_else(|| self.missing())?;

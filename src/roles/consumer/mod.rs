@@ -225,7 +225,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         if context.keys.prefix() != node.keys().prefix() {
             return Err(Error::invalid("consumer", "it belongs to a different bus than the node"));
         }
-        // A node that is still a member of a deleted consumer creates nothing yet: below, it is refused or waits for that member to end.
+        // If a member still runs here, even of a deleted consumer, nothing is created: `Worker::start` below refuses, or awaits its end.
         let is_created = handle.create_unless(&settings, Some(node.id())).await?.is_some();
         let hints = Arc::new(Listener::of_consumer(&context, &settings.feed(), Duration::MAX));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());

@@ -76,7 +76,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             // A store that is older than its own rows does not show them: the shard only seems to be drained.
             History::of(&held.context).check(tx, Claim::Rows).await?;
             held.set_checkpoint(tx, moved(stored, mark));
-            // Requests to work on an id again conflict with the lease, because the checkpoint moves all the time.
+            // Requests to work on an id again conflict on the lease rather than on the checkpoint, which moves all the time.
             tx.add_write_conflict(&KeyRange::key(&keys.lease(&pool, held.shard.0)));
             changed(tx, keys, &pool);
             return Ok(Left::Moved);

@@ -78,7 +78,7 @@ pub struct ConsumerStatus {
     pub created_ms: u64,
     /// The milliseconds without a member after which the consumer is deleted; `None` for never.
     pub expiry_ms: Option<u64>,
-    /// How many of those milliseconds have passed, as far as the janitor has counted.
+    /// How long the consumer has been without a member, in milliseconds, as far as the janitor has counted.
     pub memberless_ms: u64,
     /// The nodes that are members of the consumer. Some may have died.
     pub members: Vec<NodeId>,

@@ -201,7 +201,7 @@ pub(crate) struct Shared {
     tasks: watch::Sender<usize>,
     /// Limits how many subscribers read the feed at once.
     pub turns: Semaphore,
-    /// The maximum number of rows in one such read, and in a batch of the ring.
+    /// The maximum number of rows in one read of the feed by a subscriber, and in one batch of the ring.
     pub batch_rows_max: usize,
 }
 

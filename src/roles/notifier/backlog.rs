@@ -97,7 +97,7 @@ pub(crate) struct Waiting(Mutex<WaitingState>);
 struct WaitingState {
     /// The fold mark of each partition with a backlog.
     marks: LastSeen<u32, Option<Bytes>>,
-    /// Partitions whose backlog had no row that a fold could decode at the last check. Events added since are no older than that check.
+    /// Partitions whose backlog, at the last check, had no row that a fold could decode. Events added since are no older than that check.
     broken: BTreeSet<u32>,
 }
 

@@ -21,7 +21,7 @@ const STEP_ROWS: usize = 512;
 const TRANSACTION_ROWS: usize = 100_000;
 
 /// How many times a count over several transactions may start again because of an append. The last count may be off by the number of rows
-/// that move meanwhile.
+/// that move during the count.
 const RESTARTS_MAX: u32 = 3;
 
 /// A position, and the number of rows after it.
@@ -166,7 +166,7 @@ impl RawFeed<'_> {
 impl<R: FeedRow> Feed<R> {
     /// Returns the number of rows after `cursor`, which a reader at that position has yet to read. The number is exact at one version of
     /// the store if at most 100,000 rows are between the cursor and an end of its topology entry. Otherwise it may miss rows that move
-    /// meanwhile.
+    /// during the count.
     ///
     /// Fails as [`Feed::page`] does.
     pub async fn pending(&self, cursor: impl Into<Cursor>) -> Result<u64> {

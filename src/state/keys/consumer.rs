@@ -56,7 +56,7 @@ impl ConsumerName {
         &self.0
     }
 
-    /// Returns the name of the pool of the consumer's shards.
+    /// Returns the name of the pool for the consumer's shards.
     pub(crate) fn pool(&self) -> String {
         format!("consumer/{}", self.0)
     }

@@ -21,7 +21,7 @@ use crate::{
 /// How many slots the versions of all pools share. The number is fixed, because nodes must agree on it.
 const SLOTS: u64 = 4_096;
 
-/// Returns the slot of the version of the pool that nodes with `role` divide; a few pools share one.
+/// Returns the slot that holds the version of the pool of `role`; a few pools share a slot.
 pub(crate) fn slot_of_pool(role: &Role) -> u16 {
     (xxh3_64(role.as_str().as_bytes()) % SLOTS) as u16
 }
@@ -108,8 +108,8 @@ impl Keys {
         self.pack(&(family::POLLED, CELL, polled::COMMON))
     }
 
-    /// The key of the version of the pools in `slot`. Every transaction that changes the leases, resources or members of such a pool, or
-    /// what the members may own, moves it.
+    /// The key that holds the version of the pools in `slot`. Every transaction that changes the leases, resources or members of such a
+    /// pool, or what the members may own, moves it.
     pub fn pool_version(&self, slot: u16) -> Vec<u8> {
         self.pack(&(family::POLLED, CELL, polled::POOL, slot))
     }

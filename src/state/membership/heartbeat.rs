@@ -187,7 +187,7 @@ impl Heartbeat {
             }
         }
         match self.write().await? {
-            // Logged at the same level as the line that says that the node has fallen out, so that a log shows both lines or neither.
+            // Logged at the same level as the loss of the membership, so that a log shows both lines or neither.
             Claim::Joined => tracing::warn!(node = %shared.id, "node is a member again"),
             Claim::Taken { .. } => {
                 let reason = format!(

@@ -15,12 +15,12 @@
 //! they are free:
 //!
 //! ```text
-//!          no owner, or its owner is no member             another should own it
-//!  free ──────────────────────────────────────► held ──────────────────────────► stopping
-//!   ▲          epoch + 1, the work starts        │        the work is asked to end   │
-//!   │                                            │ fenced off, or the node fell out: │
-//!   ├────────────────────────────────────────────┘ the work is aborted               │
-//!   └────────────────────────────────────────────────────────────────────────────────┘
+//!          no owner, or its owner is not a member           another should own it
+//!  free ──────────────────────────────────────► held ─────────────────────────────► stopping
+//!   ▲          epoch + 1, the work starts        │          the work is asked to end    │
+//!   │                                            │ fenced off, or the node dropped out: │
+//!   ├────────────────────────────────────────────┘ the work is aborted                  │
+//!   └───────────────────────────────────────────────────────────────────────────────────┘
 //!                          released; or taken after `handover`
 //! ```
 //!

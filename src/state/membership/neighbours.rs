@@ -154,7 +154,7 @@ impl NeighbourWatch {
         // A node that was first seen just now can expire one expiry from now, and must be read again then.
         self.wide_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
         removed?;
-        // However long the removals took, the store has answered meanwhile.
+        // However long the removals took, the store has answered by now.
         self.polled = now;
         Ok(true)
     }

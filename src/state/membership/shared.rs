@@ -52,9 +52,9 @@ pub(super) struct Entered {
 pub(super) struct EnteredWorker {
     /// Requested once the worker is dropped or shuts down.
     pub stop: Stop,
-    /// The slot of the version of the worker's pool.
+    /// The slot in which the version of the worker's pool is stored.
     pub slot: u16,
-    /// How often the worker polls that version.
+    /// How often the worker polls the version of its pool.
     pub interval: Duration,
 }
 

@@ -154,7 +154,7 @@ struct WorkerTask {
     registration: watch::Receiver<Registration>,
     /// The last versions that the node has read.
     versions: watch::Receiver<Arc<Versions>>,
-    /// The slot of the pool's version.
+    /// The slot in which the pool's version is stored.
     slot: u16,
     /// Marks the role of the node as taken until the worker and all of its jobs have ended.
     role: Option<Arc<RoleGuard>>,
@@ -468,8 +468,8 @@ impl WorkerTask {
         self.settled = None;
     }
 
-    /// Asks all jobs to end, and aborts those that take too long. Leases of ended jobs are released meanwhile, so a slow job keeps only its
-    /// own lease.
+    /// Asks all jobs to end, and aborts those that take too long. Leases of jobs that have ended are released while others take their time,
+    /// so a slow job keeps only its own lease.
     async fn stop_all(&mut self) {
         for job in self.held.values() {
             job.stop.send_replace(true);
@@ -487,7 +487,7 @@ impl WorkerTask {
         self.abort_all().await;
     }
 
-    /// Waits until all jobs have ended. Leases of those that end earlier than others are released meanwhile.
+    /// Waits until all jobs have ended. The lease of a job that ends earlier than others is released without waiting for them.
     async fn end_all(&mut self) {
         let env = self.env().clone();
         while !self.held.is_empty() {

@@ -105,7 +105,7 @@ pub(super) struct Staged {
     undo: Undo,
     /// The written ranges, for decisions within the group.
     ranges: WrittenRanges,
-    /// The same ranges, for later groups.
+    /// The written ranges, for decisions in later groups.
     written: Vec<KeyRange>,
     /// The answers, in the order of the requests.
     pub outcomes: Vec<Outcome>,

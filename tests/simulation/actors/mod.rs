@@ -112,7 +112,7 @@ async fn judge_opening(shared: &Shared, bus: &Bus) {
     }
 }
 
-/// Does `work`, and counts as busy meanwhile.
+/// Does `work`, and counts as busy until it is done.
 async fn at_work(busy: Busy, work: impl Future<Output = ()>) {
     work.await;
     drop(busy);

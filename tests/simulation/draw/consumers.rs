@@ -185,7 +185,7 @@ impl WorldPlan {
         self
     }
 
-    /// Adds everything that makes the janitor meet consumers that come and go: an operator that does little else, many tombstones that soon
+    /// Adds everything that exposes the janitor to consumers that come and go: an operator that does little else, many tombstones that soon
     /// reach their retention, and slow transactions.
     fn churn_consumers(&mut self, random: &mut Rng) {
         self.churns_consumers = true;

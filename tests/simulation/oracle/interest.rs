@@ -119,7 +119,7 @@ impl Interest {
         }
     }
 
-    /// Returns the indices of the members of the set that want one of `news` for the database `name`.
+    /// Returns the indices of the interests that want one of `news` for the database `name`.
     pub fn wanted_by(&self, name: &DbName, news: Kinds) -> Vec<usize> {
         let Which::Any(interests) = &self.which else { return vec![0] };
         let wants = |interest: &Self| {

@@ -9,7 +9,7 @@
 //! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
 //! - a consumer works on everything that it wants, effects happen once, and cancelled work writes nothing ([`consumers`]); only those who
 //!   are allowed to can delete it ([`members`]);
-//! - what is recorded after a restore is not lost, and no reader that knows what the restore lost continues ([`restored`]);
+//! - what is recorded after a restore is not lost, and no reader that has seen what the restore lost continues ([`restored`]);
 //! - a reader that has passed a barrier, or a mirror, knows everything that was recorded before ([`freshness`]).
 //!
 //! After the faults all of this must come to rest ([`finish`]).
@@ -133,14 +133,14 @@ pub(crate) struct Oracle {
     horizon: Sequence,
     /// The nodes with each role.
     members: BTreeMap<String, Members>,
-    /// The last reset or deletion of a consumer by each operator.
+    /// Each operator's last reset or deletion of a consumer.
     operations: BTreeMap<Issuer, Operation>,
     /// The consumers that must expire after the faults, if there is a janitor.
     given_up: Option<Vec<String>>,
     subscribers: BTreeMap<SubscriberId, Subscriber>,
     /// Whether databases have documents.
     has_documents: bool,
-    /// The feeds of the documents of the databases that exist.
+    /// The document feeds of all existing databases.
     documents: BTreeMap<DbInstance, DocFeed>,
     /// The consumers that should exist, and those that do.
     consumer_plans: BTreeMap<String, ConsumerPlan>,
@@ -166,9 +166,9 @@ pub(crate) struct Oracle {
     next_reader: u64,
     /// The incarnation of the next rows.
     incarnation: Incarnation,
-    /// Whether the store is older than its own rows.
+    /// Whether the store's versions are behind those in its rows (`Error::OlderThanRows`).
     is_older: bool,
-    /// The end of the previous incarnation. A row of a document that is behind it may be edited while it is read.
+    /// The end of the previous incarnation. A row of a document after this position may be edited while it is read.
     end: Sequence,
 }
 

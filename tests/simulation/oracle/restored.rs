@@ -14,11 +14,11 @@ pub(crate) struct Restored {
     pub versions: (u64, u64),
     /// Readers up to here continue.
     pub kept: Sequence,
-    /// Readers behind this position know rows that were lost.
+    /// Readers past this position have seen rows that were lost.
     pub lost: Sequence,
     /// The incarnation of the rows that are written from now on.
     pub incarnation: Incarnation,
-    /// Whether the store is older than its own rows.
+    /// Whether the store's versions are behind those in its rows (`Error::OlderThanRows`).
     pub is_older: bool,
 }
 
@@ -53,7 +53,7 @@ impl Fate {
 }
 
 impl Oracle {
-    /// Whether the store is older than its own rows.
+    /// Whether the store's versions are behind those in its rows (`Error::OlderThanRows`).
     pub fn is_older(&self) -> bool {
         self.is_older
     }
