@@ -214,6 +214,13 @@ fn lines(vectors: &Value) -> (String, String) {
         writeln!(asked, "record x x{} x61 x{} 0 0 0 1 0", text(config), "00".repeat(16)).unwrap();
         wanted.push_str("refused\n");
     }
+    let [prefix, config, name, instance] =
+        ["prefix", "config", "name", "instance"].map(|part| text(&vectors["records"][0][part]));
+    for ddoc in vectors["refused_ddocs"].as_array().unwrap() {
+        let (name, ddoc) = (hex(name.as_bytes()), hex(text(ddoc).as_bytes()));
+        writeln!(asked, "record x{prefix} x{config} x{name} x{instance} 0 0 0 0 0 x{ddoc}").unwrap();
+        wanted.push_str("refused\n");
+    }
     (asked, wanted)
 }
 

@@ -36,8 +36,9 @@ partition({_Prefix, Partitions}, Name) -> xxh3(Name) rem Partitions.
 %% The mutations of the transaction. Events counts how often the database was created, deleted and updated, and how often its design
 %% documents were (ddoc_updated). Each id in ddocs counts as one more ddoc_updated.
 mutations({Prefix, _} = Recorder, Name, Instance, Events, Slot)
-  when byte_size(Name) >= 1, byte_size(Name) =< 1024, byte_size(Instance) =:= 16 ->
+  when byte_size(Instance) =:= 16 ->
     Ddocs = maps:get(ddocs, Events, []),
+    true = lists:all(fun is_text/1, [Name | Ddocs]),
     [Created, Deleted, Updated, DdocUpdated] =
         [maps:get(Kind, Events, 0) || Kind <- [created, deleted, updated, ddoc_updated]],
     Lanes = [Created, Deleted, Updated, DdocUpdated + length(Ddocs), length(Ddocs)],
@@ -45,6 +46,9 @@ mutations({Prefix, _} = Recorder, Name, Instance, Events, Slot)
     Database = [1, partition(Recorder, Name), {text, Name}, Instance],
     [{add, pack(Prefix, Database ++ [0, Slot]), << <<Lane:64/little>> || Lane <- Lanes >>}
      | [{set_versionstamped_value, pack(Prefix, Database ++ [2, {text, Ddoc}]), <<0:112>>} || Ddoc <- Ddocs]].
+
+%% Whether the binary can be a name or the id of a design document: 1 to 1,024 bytes of UTF-8.
+is_text(Text) -> byte_size(Text) >= 1 andalso byte_size(Text) =< 1024 andalso unicode:characters_to_binary(Text) =:= Text.
 
 %% The mutation that wakes the notifier, after the commit and in another transaction.
 doorbell({Prefix, _} = Recorder, Name) -> {add, pack(Prefix, [2, partition(Recorder, Name)]), <<1:64/little>>}.
@@ -139,10 +143,13 @@ answer(["record", Prefix, Config, Name, Instance, Slot | Rest]) ->
         {error, _} -> "refused";
         {ok, Recorder} ->
             Events = Counts#{ddocs => [bytes(Ddoc) || Ddoc <- Ddocs]},
-            Mutations = mutations(Recorder, bytes(Name), bytes(Instance), Events, list_to_integer(Slot)),
-            [hex(config_key(bytes(Prefix)))
-             | [[" ", atom_to_list(Op), " ", hex(Key), " ", hex(Operand)]
-                || {Op, Key, Operand} <- Mutations ++ [doorbell(Recorder, bytes(Name))]]]
+            case catch mutations(Recorder, bytes(Name), bytes(Instance), Events, list_to_integer(Slot)) of
+                {'EXIT', _} -> "refused";
+                Mutations ->
+                    [hex(config_key(bytes(Prefix)))
+                     | [[" ", atom_to_list(Op), " ", hex(Key), " ", hex(Operand)]
+                        || {Op, Key, Operand} <- Mutations ++ [doorbell(Recorder, bytes(Name))]]]
+            end
     end.
 
 bytes([$x | Digits]) -> << <<(list_to_integer([A, B], 16))>> || {A, B} <- pairs(Digits) >>.

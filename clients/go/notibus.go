@@ -29,6 +29,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 const format = 6
@@ -67,8 +68,9 @@ func (r *Recorder) Partition(name string) uint64 { return xxh3([]byte(name)) % r
 
 // Mutations returns the mutations of the transaction.
 func (r *Recorder) Mutations(name string, instance []byte, events Events, slot uint64) ([]Mutation, error) {
-	if len(name) < 1 || len(name) > 1024 || len(instance) != 16 {
-		return nil, errors.New("a name has 1 to 1,024 bytes, and an instance 16")
+	isText := func(text string) bool { return len(text) >= 1 && len(text) <= 1024 && utf8.ValidString(text) }
+	if !isText(name) || len(instance) != 16 {
+		return nil, errors.New("a name has 1 to 1,024 bytes of UTF-8, and an instance 16")
 	}
 	ids := uint64(len(events.Ddocs))
 	operand := make([]byte, 40)
@@ -81,6 +83,9 @@ func (r *Recorder) Mutations(name string, instance []byte, events Events, slot u
 	key := func(part uint64, last any) []byte { return pack(r.prefix, uint64(1), r.Partition(name), name, instance, part, last) }
 	found := []Mutation{{true, key(0, slot), operand}}
 	for _, ddoc := range events.Ddocs {
+		if !isText(ddoc) {
+			return nil, errors.New("the id of a design document has 1 to 1,024 bytes of UTF-8")
+		}
 		found = append(found, Mutation{false, key(2, ddoc), make([]byte, 14)})
 	}
 	return found, nil

@@ -66,11 +66,18 @@ public final class Notibus {
     return Long.remainderUnsigned(xxh3(name.getBytes(StandardCharsets.UTF_8)), partitions);
   }
 
+  private static boolean isText(String text) {
+    // A lone surrogate has no UTF-8.
+    boolean isUtf8 = StandardCharsets.UTF_8.newEncoder().canEncode(text);
+    return isUtf8 && !text.isEmpty() && text.getBytes(StandardCharsets.UTF_8).length <= 1024;
+  }
+
   /** The mutations of the transaction. */
   public List<Mutation> mutations(String name, byte[] instance, Events events, long slot) {
-    int length = name.getBytes(StandardCharsets.UTF_8).length;
-    if (length < 1 || length > 1024 || instance.length != 16)
-      throw new IllegalArgumentException("a name has 1 to 1,024 bytes, and an instance 16");
+    if (!isText(name) || instance.length != 16)
+      throw new IllegalArgumentException("a name has 1 to 1,024 bytes of UTF-8, and an instance 16");
+    if (!events.ddocs().stream().allMatch(Notibus::isText))
+      throw new IllegalArgumentException("the id of a design document has 1 to 1,024 bytes of UTF-8");
     long ids = events.ddocs().size();
     ByteBuffer operand = little(new byte[40]);
     for (long lane : new long[] {events.created(), events.deleted(), events.updated(), events.ddocUpdated() + ids, ids}) {

@@ -161,9 +161,12 @@ export class Recorder {
   /** The mutations of the transaction. Each id in `ddocs` counts as one more `ddoc_updated`. */
   mutations(name: string, instance: Buffer, events: Events, slot = 0): Mutation[] {
     const { created = 0, deleted = 0, updated = 0, ddoc_updated = 0, ddocs = [] } = events;
-    const length = Buffer.byteLength(name);
-    if (length < 1 || length > 1024 || instance.length !== 16)
-      throw new RangeError("a name has 1 to 1,024 bytes, and an instance 16");
+    // A lone surrogate has no UTF-8.
+    const isUtf8 = (text: string) => Buffer.from(text).toString() === text;
+    const isText = (text: string) => text !== "" && Buffer.byteLength(text) <= 1024 && isUtf8(text);
+    if (!isText(name) || instance.length !== 16)
+      throw new RangeError("a name has 1 to 1,024 bytes of UTF-8, and an instance 16");
+    if (!ddocs.every(isText)) throw new RangeError("the id of a design document has 1 to 1,024 bytes of UTF-8");
     const operand = Buffer.alloc(40);
     [created, deleted, updated, ddoc_updated + ddocs.length, ddocs.length].forEach((lane, place) => {
       if (!Number.isInteger(lane) || lane < 0 || lane >= 2 ** 32) throw new RangeError("a lane is not below 2^32");
@@ -222,6 +225,17 @@ function check(path: string): void {
     let refused = false;
     try {
       new Recorder(Buffer.from("notibus"), Buffer.from(config, "hex"));
+    } catch {
+      refused = true;
+    }
+    same(refused, true);
+  }
+  for (const ddoc of vectors.refused_ddocs) {
+    let refused = false;
+    try {
+      const { prefix, config, name, instance } = vectors.records[0];
+      const recorder = new Recorder(Buffer.from(prefix, "hex"), Buffer.from(config, "hex"));
+      recorder.mutations(name, Buffer.from(instance, "hex"), { ddocs: [ddoc] });
     } catch {
       refused = true;
     }

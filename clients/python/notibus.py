@@ -148,6 +148,8 @@ class Recorder:
         """The mutations of the transaction: (operation, key, operand). Each id in `ddocs` counts as one more `ddoc_updated`."""
         if not 1 <= len(name.encode()) <= 1024 or len(instance) != 16:
             raise ValueError("a name has 1 to 1,024 bytes, and an instance 16")
+        if not all(1 <= len(ddoc.encode()) <= 1024 for ddoc in ddocs):
+            raise ValueError("the id of a design document has 1 to 1,024 bytes")
         lanes = (created, deleted, updated, ddoc_updated + len(ddocs), len(ddocs))
         if not all(0 <= lane < 1 << 32 for lane in lanes):
             raise ValueError("a lane is not below 2^32")
@@ -192,6 +194,14 @@ def _check(path):
         except ValueError:
             continue
         raise AssertionError("the configuration %r was not refused" % config)
+    for ddoc in vectors["refused_ddocs"]:
+        vector = vectors["records"][0]
+        recorder = Recorder(bytes.fromhex(vector["prefix"]), bytes.fromhex(vector["config"]))
+        try:
+            recorder.mutations(vector["name"], bytes.fromhex(vector["instance"]), ddocs=[ddoc])
+        except ValueError:
+            continue
+        raise AssertionError("the id %r was not refused" % ddoc)
     print("%d hashes, %d records: as they should be" % (len(vectors["hashes"]), len(vectors["records"])))
 
 

@@ -78,6 +78,9 @@ impl Recorder {
         if name.is_empty() || name.len() > 1_024 || instance.len() != 16 {
             return Err("a name has 1 to 1,024 bytes, and an instance 16".to_owned());
         }
+        if events.ddocs.iter().any(|ddoc| ddoc.is_empty() || ddoc.len() > 1_024) {
+            return Err("the id of a design document has 1 to 1,024 bytes".to_owned());
+        }
         let ids = events.ddocs.len() as u64;
         let lanes = [events.created, events.deleted, events.updated, events.ddoc_updated + ids, ids];
         if lanes.iter().any(|lane| lane >> 32 != 0) {
