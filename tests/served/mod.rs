@@ -162,9 +162,15 @@ impl Served {
     /// Asks the process to stop, and waits until it has ended. Returns whether it ended with success.
     #[cfg(unix)]
     pub fn stop(mut self) -> bool {
-        let id = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-        self.child.wait().unwrap().success()
+        self.ask_to_stop();
+        let asked = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.success();
+            }
+            assert!(asked.elapsed() < LIMIT, "the process does not stop");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::{
     io::{self, Write},
     net::SocketAddr,
     path::PathBuf,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -132,8 +133,16 @@ async fn serve(
     (options, limits): (&ApiOptions, &ServerOptions),
 ) -> Result<(), Failure> {
     let mut is_announced = false;
+    let asked =
+        asked_to_end().map_err(|error| Failure::Failed(format!("cannot receive signals: {error}")))?;
+    let mut asked = pin!(asked);
     loop {
-        let running = open(store, bus).await?.start(roles.clone()).await?;
+        let start = async { Ok::<_, Failure>(open(store, bus).await?.start(roles.clone()).await?) };
+        let running = tokio::select! {
+            biased;
+            () = &mut asked => return Ok(()),
+            running = start => running?,
+        };
         let routes = running.api(options.clone())?.routes();
         // Clients that connect while the bus is being reopened wait in the queue of the original listener.
         let listening = listener.try_clone().and_then(TcpListener::from_std);
@@ -145,16 +154,37 @@ async fn serve(
             drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
         }
         let (bus, is_raised) = (running.bus().clone(), AtomicBool::new(false));
-        let raised = async {
-            bus.raised().await;
-            is_raised.store(true, Ordering::Relaxed);
+        let end = async {
+            tokio::select! {
+                () = &mut asked => {}
+                () = bus.raised() => is_raised.store(true, Ordering::Relaxed),
+            }
         };
-        let ended = running.shutdown_on_signal_or(raised).await;
+        let ended = running.shutdown_on_signal_or(end).await;
         if !is_raised.into_inner() {
             return Ok(ended?);
         }
         tracing::warn!("the incarnation of the bus was raised: this node joins again");
     }
+}
+
+/// Returns a future that completes once the process is asked to end. Signals count from this call on, also while the bus is being opened.
+#[cfg(unix)]
+fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+#[cfg(not(unix))]
+#[expect(clippy::unnecessary_wraps, reason = "on Unix it can fail")]
+fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
+    Ok(async { drop(tokio::signal::ctrl_c().await) })
 }
 
 /// Opens the bus, or creates it.

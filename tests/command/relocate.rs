@@ -1,19 +1,14 @@
 //! `notibus export` and `notibus import`, as a user calls them.
 
-#![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod served;
-
 use std::{
-    io::Write,
+    io::{BufRead, BufReader, Write},
     path::Path,
     process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
+use crate::served::{self, Served, filled};
 use notibus::store::{Store, Transaction};
-use served::{Served, filled};
 
 /// Runs the command, which must end with `code`; returns what it printed.
 fn notibus(args: &[&str], code: i32) -> String {
@@ -142,4 +137,32 @@ fn a_running_node_is_healed_by_a_raise() {
     assert_eq!(notibus(&["incarnation", "show", "--url", &url], 0), "the incarnation is 1\n");
     assert!(notibus(&["incarnation", "raise", "--from", "1", "--url", &url], 2).contains("as if nothing"));
     assert!(served.stop());
+}
+
+/// Bug: a request to stop that came while the node joined again was lost.
+#[test]
+fn a_node_that_joins_again_can_be_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(&dir.path().join("store"));
+    put_ahead(&dir.path().join("store"));
+    let mut command = served::notibus();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store", &store]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut printed = BufReader::new(child.stdout.take().unwrap()).lines();
+    let announced = printed.next().unwrap().unwrap();
+    let url = announced.rsplit_once(' ').unwrap().1;
+    assert_eq!(notibus(&["incarnation", "raise", "--from", "0", "--url", url], 0), "the incarnation is 1\n");
+    let mut logged = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(logged.any(|line| line.unwrap().contains("this node joins again")));
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    let asked = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if asked.elapsed() > served::LIMIT {
+            child.kill().unwrap();
+            panic!("the process does not stop");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(child.wait().unwrap().success());
 }
