@@ -96,7 +96,7 @@ impl Want {
             Self::All | Self::Batches => Filter::all(),
             Self::Suffix => Filter::suffix(format!("/{n}")),
             Self::Prefix => Filter::prefix(format!("{n}/")),
-            Self::Glob => Filter::glob(&format!("*/{n}")).unwrap(),
+            Self::Glob => Filter::glob(&format!("*[/]{n}")).unwrap(),
             Self::Exact => Filter::name(&self.name(n)).unwrap(),
         }
     }
@@ -114,7 +114,7 @@ impl Want {
                 Some(Box::new(move |name| name.starts_with(&prefix)))
             }
             Self::Glob => {
-                let glob = globset::Glob::new(&format!("*/{n}")).unwrap().compile_matcher();
+                let glob = globset::Glob::new(&format!("*[/]{n}")).unwrap().compile_matcher();
                 Some(Box::new(move |name| glob.is_match(name)))
             }
             Self::Exact => {

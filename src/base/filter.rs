@@ -6,7 +6,8 @@ use std::{
     sync::Arc,
 };
 
-use globset::{Glob, GlobBuilder, GlobMatcher, GlobSet};
+use globset::{Glob, GlobBuilder, GlobSet};
+use regex_automata::meta::Regex;
 use smallvec::SmallVec;
 
 use crate::base::{
@@ -46,7 +47,7 @@ impl fmt::Display for Filter {
             Names::Exact(names) => list(f, names.iter())?,
             Names::Affix(Atom { by: MatchedBy::Suffix, text }) => write!(f, "*{text}")?,
             Names::Affix(atom) => write!(f, "{}*", atom.text)?,
-            Names::Glob(glob) => f.write_str(glob.glob().glob())?,
+            Names::Glob(glob) => f.write_str(&glob.pattern)?,
             Names::Predicate(_) => f.write_str("names that a function wants")?,
             Names::Any(set) => list(f, set.filters.iter())?,
         }
@@ -99,16 +100,37 @@ pub(crate) struct PatternKey {
     pub kinds: Kinds,
 }
 
-/// Compiles the glob `pattern`, with the syntax and the limits of [`Filter::glob`].
-pub(crate) fn glob_matcher(pattern: &str) -> Result<GlobMatcher> {
-    if pattern.len() > Filter::GLOB_LEN_MAX {
-        return Err(Error::invalid("glob", format!("it is longer than {} bytes", Filter::GLOB_LEN_MAX)));
+/// A compiled glob.
+pub(crate) struct GlobMatcher {
+    pattern: Box<str>,
+    regex: Regex,
+}
+
+impl GlobMatcher {
+    /// The maximum size of the states that the matcher keeps to be fast, in bytes. There are many filters, and subscribers choose their
+    /// patterns, so this is far less than the default of the library.
+    const CACHE_LEN_MAX: usize = 64 << 10;
+
+    /// Compiles `pattern`, with the syntax and the limits of [`Filter::glob`].
+    pub fn new(pattern: &str) -> Result<Self> {
+        if pattern.len() > Filter::GLOB_LEN_MAX {
+            let reason = format!("it is longer than {} bytes", Filter::GLOB_LEN_MAX);
+            return Err(Error::invalid("glob", reason));
+        }
+        let invalid = |error: globset::Error| Error::invalid("glob", error.to_string());
+        let glob = build_glob(pattern).map_err(invalid)?;
+        // The dispatcher compiles the glob into a set.
+        GlobSet::builder().add(glob.clone()).build().map_err(invalid)?;
+        let syntax = regex_automata::util::syntax::Config::new().utf8(false).dot_matches_new_line(true);
+        let config = Regex::config().utf8_empty(false).hybrid_cache_capacity(Self::CACHE_LEN_MAX);
+        let regex = Regex::builder().syntax(syntax).configure(config).build(glob.regex());
+        let regex = regex.map_err(|error| Error::invalid("glob", error.to_string()))?;
+        Ok(Self { pattern: pattern.into(), regex })
     }
-    let invalid = |error: globset::Error| Error::invalid("glob", error.to_string());
-    let glob = build_glob(pattern).map_err(invalid)?;
-    // Compiling a matcher that is too large panics. Building a set from the glob returns an error instead, so this is done first.
-    GlobSet::builder().add(glob.clone()).build().map_err(invalid)?;
-    Ok(glob.compile_matcher())
+
+    pub fn is_match(&self, name: &str) -> bool {
+        self.regex.is_match(name)
+    }
 }
 
 pub(crate) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
@@ -151,7 +173,7 @@ pub(crate) enum Names {
     One(DbName),
     Exact(Arc<[DbName]>),
     Affix(Atom),
-    Glob(Box<GlobMatcher>),
+    Glob(Arc<GlobMatcher>),
     Predicate(Arc<Predicate>),
     Any(Arc<Set>),
 }
@@ -240,7 +262,21 @@ impl Filter {
     ///
     /// Fails with [`Error::Invalid`] if the pattern is malformed, too large to be compiled, or longer than 1,024 bytes.
     pub fn glob(pattern: &str) -> Result<Self> {
-        Ok(Self::of(Names::Glob(Box::new(glob_matcher(pattern)?))))
+        let is_text = |text: &&str| !text.contains(['*', '?', '[', ']', '{', '}', '\\']);
+        if pattern == "*" {
+            return Ok(Self::all());
+        }
+        // Other filters find their subscribers without a matcher.
+        if let Some(prefix) = pattern.strip_suffix('*').filter(is_text) {
+            return Ok(Self::prefix(prefix));
+        }
+        if let Some(suffix) = pattern.strip_prefix('*').filter(is_text) {
+            return Ok(Self::suffix(suffix));
+        }
+        if let Some(name) = Some(pattern).filter(is_text).and_then(|name| DbName::new(name).ok()) {
+            return Ok(Self::of(Names::One(name)));
+        }
+        Ok(Self::of(Names::Glob(Arc::new(GlobMatcher::new(pattern)?))))
     }
 
     /// Wants rows for which `predicate` is true. The predicate runs for every row of the feed, so it should be fast; it must not block.
@@ -263,6 +299,12 @@ impl Filter {
             return Err(Error::invalid("filter", reason));
         }
         Ok(Self::of(Names::Any(Arc::new(Set::new(filters)))))
+    }
+
+    /// Whether names are compared with a glob, which costs more than any other comparison.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_glob(&self) -> bool {
+        matches!(self.names, Names::Glob(_))
     }
 
     /// Restricts the filter to rows with news of one of `kinds`, which must not be empty. The news still has every kind that happened.
@@ -365,7 +407,7 @@ impl Filter {
             }
             Names::Glob(glob) => {
                 bytes.push(tag::GLOB);
-                encode_text(bytes, glob.glob().glob());
+                encode_text(bytes, &glob.pattern);
             }
             Names::Predicate(_) => bytes.push(tag::PREDICATE),
             Names::Any(set) => {
@@ -402,7 +444,7 @@ impl Filter {
             Names::Exact(names) => atoms.extend(names.iter().map(Atom::exact)),
             Names::Affix(atom) => atoms.extend([atom.clone()]),
             Names::Glob(glob) => {
-                atoms.extend([Atom { by: MatchedBy::Glob, text: glob.glob().glob().into() }]);
+                atoms.extend([Atom { by: MatchedBy::Glob, text: glob.pattern.clone().into() }]);
             }
         }
         true
@@ -460,7 +502,7 @@ impl fmt::Debug for Names {
             Self::One(name) => f.debug_tuple("One").field(name).finish(),
             Self::Exact(names) => f.debug_tuple("Exact").field(names).finish(),
             Self::Affix(Atom { by, text }) => f.debug_tuple(&format!("{by:?}")).field(text).finish(),
-            Self::Glob(glob) => f.debug_tuple("Glob").field(&glob.glob().glob()).finish(),
+            Self::Glob(glob) => f.debug_tuple("Glob").field(&glob.pattern).finish(),
             Self::Predicate(_) => f.write_str("Predicate"),
             Self::Any(set) => f.debug_tuple("Any").field(set).finish(),
         }
@@ -485,7 +527,7 @@ mod tests {
         assert_eq!(encoded(&names), [1, 0, 0, 0, 2, 0, 0, 0, 1, b'a', 0, 0, 0, 1, b'b', all_kinds, 0]);
         assert_eq!(encoded(&Filter::prefix("p")), [2, 0, 0, 0, 1, b'p', all_kinds, 0]);
         assert_eq!(encoded(&Filter::suffix("s")), [3, 0, 0, 0, 1, b's', all_kinds, 0]);
-        assert_eq!(encoded(&Filter::glob("*").unwrap()), [4, 0, 0, 0, 1, b'*', all_kinds, 0]);
+        assert_eq!(encoded(&Filter::glob("?").unwrap()), [4, 0, 0, 0, 1, b'?', all_kinds, 0]);
         assert_eq!(encoded(&Filter::predicate(|_| true)), [5, all_kinds, 0]);
         let set = Filter::any([Filter::all(), Filter::prefix("")]).unwrap();
         let set = set.kinds(EventKind::DdocUpdated.into()).unwrap();
@@ -497,5 +539,26 @@ mod tests {
         assert_eq!(encoded(&set), expected);
         assert_eq!(all_kinds, 15);
         assert_eq!(Filter::all().hash(), xxhash_rust::xxh3::xxh3_64(&[0, 15, 0]));
+    }
+
+    #[test]
+    fn a_glob_that_is_a_simpler_filter_becomes_one() {
+        for (pattern, simpler) in [
+            ("*", Some(Filter::all())),
+            ("shop/*", Some(Filter::prefix("shop/"))),
+            ("*/orders", Some(Filter::suffix("/orders"))),
+            ("shop", Some(Filter::name("shop").unwrap())),
+            ("sh?p", None),
+            ("*a*", None),
+            ("a**", None),
+            ("{a,b}*", None),
+            ("[ab]", None),
+            (r"a\*", None),
+            ("", None),
+        ] {
+            let filter = Filter::glob(pattern).unwrap();
+            assert_eq!(matches!(filter.names, Names::Glob(_)), simpler.is_none(), "{pattern}");
+            assert_eq!(filter.hash(), simpler.unwrap_or_else(|| filter.clone()).hash(), "{pattern}");
+        }
     }
 }

@@ -71,6 +71,32 @@ async fn feeds_and_connections_are_counted() {
     .await;
 }
 
+/// Regression: a caller with thousands of globs, each compared with every changed name, held up the deliveries of all others.
+#[tokio::test]
+async fn feeds_with_globs_are_counted() {
+    let fixture = updates_with(ApiOptions::default(), ServerOptions::default()).await;
+    let ask = async |names: &str| {
+        let target = format!("/_db_updates?feed=continuous&since=now&names={names}");
+        let mut connection = Connection::get(fixture.at(), &target).await;
+        let status = connection.head().await.status;
+        (status, connection)
+    };
+    let mut open = Vec::new();
+    for n in 0..100 {
+        let (status, connection) = ask(&format!("a*{n}b*")).await;
+        assert_eq!(status, 200, "{n}");
+        open.push(connection);
+    }
+    assert_eq!(ask("a*b*").await.0, 429);
+    for simple in ["a*", "*b", "ab"] {
+        let (status, connection) = ask(simple).await;
+        assert_eq!(status, 200, "{simple} needs no matcher");
+        open.push(connection);
+    }
+    drop(open);
+    until("a place", async || ask("a*b*").await.0 == 200).await;
+}
+
 #[tokio::test]
 async fn headers_that_are_too_long_or_too_slow_end_the_connection() {
     let limits = ServerOptions::default().header_timeout(Duration::from_millis(50));

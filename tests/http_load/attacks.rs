@@ -292,3 +292,46 @@ fn unread_answers_to_pipelined_requests_hold_bounded_memory() {
         drop(socket);
     });
 }
+
+/// Regression: each feed with a glob kept up to 10 MB of the states of its pattern.
+#[test]
+fn feeds_with_globs_take_little_memory() {
+    let (databases, feeds) = (2_000, sized(20, 100));
+    let served = Served::start(&["--store", "memory"], None);
+    let (at, process) = (served.at, served.id());
+    runtime().block_on(async {
+        let mut poster = Poster(TcpStream::connect(at).await.unwrap());
+        let mut random = fastrand::Rng::with_seed(7);
+        let events: Vec<_> = (0..databases)
+            .map(|_| format!(r#"{{"db":"userdb-{:032x}","type":"created"}}"#, random.u128(..)))
+            .collect();
+        for some in events.chunks(1_000) {
+            poster.post(&format!("[{}]", some.join(","))).await;
+        }
+        let listed = async || {
+            let mut socket = TcpStream::connect(at).await.unwrap();
+            socket.write_all(request("/_db_updates", "").as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer).await.unwrap();
+            answer.matches("userdb-").count()
+        };
+        while listed().await < databases {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let before = memory(process);
+        let open = (0..feeds).map(async |n| {
+            // No name matches, but the matcher meets new states in each of them.
+            let glob = format!("*%5B0-7%5D{}z", "%3F".repeat(20 + n % 10));
+            let target = format!("/_db_updates?feed=continuous&since=0&heartbeat=1000&names={glob}");
+            let mut feed = crate::open(at, &target).await;
+            // Nothing is sent before the first heartbeat, which comes after the rows.
+            feed.read_u8().await.unwrap();
+            feed
+        });
+        let open = futures_util::future::join_all(open).await;
+        let each = memory(process).saturating_sub(before) / feeds as u64;
+        println!("{each} KiB for each of {feeds} feeds with a glob");
+        drop(open);
+        assert!(each < 1_000, "{each} KiB for each feed");
+    });
+}

@@ -24,11 +24,14 @@ use super::{
     caller::{FeedPermit, OpenFeeds, Permission},
 };
 use crate::{
-    base::{env::Env, error::Result, health::EndsWithBus, tasks::within},
+    base::{env::Env, error::Result, filter::Filter, health::EndsWithBus, tasks::within},
     bus::{Bus, running::NodeHandle},
     roles::dispatcher::Dispatcher,
     state::{keys::Role, notification_feed::NotificationFeed},
 };
+
+/// How many long-lived feeds with a glob a name may have. The dispatcher compares every changed name with each of their globs.
+const GLOBS_PER_NAME_MAX: usize = 100;
 
 /// The maximum wait for the store before an answer begins, so that every client gets an answer within a minute, whatever the store does.
 const ANSWER_MAX: Duration = Duration::from_secs(50);
@@ -58,6 +61,8 @@ pub(super) struct Inner {
     pub doc_reads: Semaphore,
     pub bodies: Bodies,
     pub feeds: OpenFeeds,
+    /// Those of the feeds whose names are compared with a glob.
+    pub globs: OpenFeeds,
     /// The number of answers by route, method and status.
     pub answers: Mutex<BTreeMap<(String, &'static str, u16), u64>>,
     /// Becomes true when all feeds have to end.
@@ -69,9 +74,13 @@ impl Inner {
         self.feed.context.env()
     }
 
-    /// Takes a place for a long-lived feed of `caller`. Fails with 429 if no place is left.
-    pub fn enter(&self, caller: &Caller) -> Result<FeedPermit, Failure> {
-        self.feeds.enter(caller.name(), self.options.feeds_per_name_max)
+    /// Takes the places for a long-lived feed of `caller` with these `names`. Fails with 429 if no place is left.
+    pub fn enter(&self, caller: &Caller, names: Option<&Filter>) -> Result<Vec<FeedPermit>, Failure> {
+        let mut places = vec![self.feeds.enter(caller.name(), self.options.feeds_per_name_max, "feeds")?];
+        if names.is_some_and(Filter::is_glob) {
+            places.push(self.globs.enter(caller.name(), GLOBS_PER_NAME_MAX, "feeds with a glob")?);
+        }
+        Ok(places)
     }
 
     pub fn is_closing(&self) -> bool {
@@ -112,6 +121,7 @@ impl Api {
             doc_reads: Semaphore::new(READS_MAX),
             bodies: Bodies::new(bus.store().env(), options.body_len_max, options.bodies_len_max),
             feeds: OpenFeeds::default(),
+            globs: OpenFeeds::default(),
             answers: Mutex::default(),
             closing: watch::Sender::new(false),
             options,

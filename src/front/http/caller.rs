@@ -225,14 +225,14 @@ pub(super) struct OpenFeeds(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
 pub(super) struct FeedPermit(Arc<AtomicUsize>);
 
 impl OpenFeeds {
-    /// Takes a place for a feed of `name`, which may have at most `most` feeds. Fails with 429 if no place is left.
-    pub fn enter(&self, name: &str, most: usize) -> Result<FeedPermit, Failure> {
+    /// Takes a place for a feed of `name`, which may have at most `most` of these `feeds`. Fails with 429 if no place is left.
+    pub fn enter(&self, name: &str, most: usize, feeds: &str) -> Result<FeedPermit, Failure> {
         let mut names = self.0.lock();
         names.retain(|_, open| open.load(Ordering::Relaxed) > 0);
         let open = Arc::clone(names.entry(name.into()).or_default());
-        let feeds = open.load(Ordering::Relaxed);
-        if feeds >= most {
-            let reason = format!("You have {feeds} open feeds, and may not open more.");
+        let count = open.load(Ordering::Relaxed);
+        if count >= most {
+            let reason = format!("You have {count} open {feeds}, and may not open more.");
             return Err(Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason));
         }
         open.fetch_add(1, Ordering::Relaxed);

@@ -387,7 +387,7 @@ async fn rows(State(inner): Shared, parts: Parts) -> Answered {
     };
     let mut page = read().await?;
     if let Some(timeout) = timeout.filter(|_| page.rows.is_empty() && !page.more) {
-        let _place = inner.enter(&caller(&parts.extensions))?;
+        let _places = inner.enter(&caller(&parts.extensions), None)?;
         wait(&inner, page.next, timeout).await;
         page = read().await?;
     }

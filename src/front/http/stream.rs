@@ -109,8 +109,8 @@ struct Stream<S> {
     sent_at: Duration,
     inner: Arc<Inner>,
     caller: Caller,
-    /// The feed's place among the feeds of its caller. A feed that does not wait needs no place.
-    _place: Option<FeedPermit>,
+    /// The feed's places among the feeds of its caller. A feed that does not wait needs no place.
+    _places: Vec<FeedPermit>,
 }
 
 /// Answers with the feed that `query` asks for, or with 304 if the client already has the answer with this `tag`. `begin` makes the source
@@ -131,7 +131,7 @@ pub(super) async fn answer<S: Source>(
     }
     let caller = caller(&parts.extensions);
     let lasts = query.mode != Mode::Normal;
-    let place = if lasts { Some(inner.enter(&caller)?) } else { None };
+    let places = if lasts { inner.enter(&caller, query.names.as_ref())? } else { Vec::new() };
     let (source, now) = (begin.await?, inner.env().now());
     let feed = Stream {
         source,
@@ -147,7 +147,7 @@ pub(super) async fn answer<S: Source>(
         sent_at: now,
         inner: Arc::clone(inner),
         caller,
-        _place: place,
+        _places: places,
     };
     let form = feed.writer.form();
     let body = Body::from_stream(stream::unfold(feed, |mut feed| async move {

@@ -20,6 +20,7 @@
 
 mod callback;
 mod delivery;
+mod globs;
 mod log;
 mod newest;
 mod patterns;

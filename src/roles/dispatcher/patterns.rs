@@ -1,7 +1,8 @@
 //! [`Patterns`]: the distinct patterns of all subscribers, and which of them a row matches.
 //!
 //! Subscribers with equal patterns share one. The cost of finding the patterns that match a name depends on the name, not on the number of
-//! patterns: exact names are looked up, prefixes and suffixes are looked up once per length in use, and globs are compiled into sets.
+//! patterns: exact names are looked up, prefixes and suffixes are looked up once per length in use, and globs are compiled into sets
+//! ([`Globs`]).
 
 use std::{
     collections::BTreeMap,
@@ -12,19 +13,19 @@ use std::{
     },
 };
 
-use globset::GlobSet;
 use hashbrown::HashTable;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{
     delivery::{Batch, Indices, Matched},
+    globs::Globs,
     log::Log,
     newest::Newest,
 };
 use crate::base::{
     event::Kinds,
-    filter::{Atom, Filter, MatchedBy, PatternKey, build_glob},
+    filter::{Atom, Filter, MatchedBy, PatternKey},
 };
 
 /// The names and kinds of events that some subscribers want.
@@ -37,9 +38,6 @@ pub(super) struct Pattern {
     index: AtomicU32,
 }
 
-/// The maximum number of globs in a set, because a compiled set has a limited number of states.
-const GLOBS_PER_SET: usize = 1_000;
-
 /// Finds patterns by the texts of their atoms. All atoms are of one kind, such as exact names or prefixes.
 #[derive(Default)]
 struct ByText {
@@ -51,7 +49,8 @@ struct ByText {
     lengths: BTreeMap<usize, usize>,
 }
 
-fn text((pattern, atom): &(Arc<Pattern>, u32)) -> &str {
+/// Returns the text of an atom, given its pattern and its number there.
+pub(super) fn text((pattern, atom): &(Arc<Pattern>, u32)) -> &str {
     &pattern.key.atoms[*atom as usize].text
 }
 
@@ -97,19 +96,13 @@ impl ByText {
     }
 }
 
-struct CompiledGlobs {
-    set: GlobSet,
-    /// The pattern of each glob in the set.
-    patterns: Vec<Arc<Pattern>>,
-}
-
 pub(super) struct Patterns {
     /// The pattern that matches everything. It is never removed, so its log has all batches of the ring.
     pub everything: Arc<Pattern>,
     /// The other patterns, by [`MatchedBy`].
     by: [ByText; 4],
-    /// The compiled globs; `None` if the globs have changed since they were compiled.
-    compiled: Option<Vec<CompiledGlobs>>,
+    /// The globs, compiled.
+    globs: Globs,
     /// The indexes of patterns whose subscribers take rounds, or took some. They are kept outside the patterns, most of which have none.
     newest: BTreeMap<PatternKey, Weak<Mutex<Newest>>>,
 }
@@ -117,7 +110,7 @@ pub(super) struct Patterns {
 impl Patterns {
     pub fn new() -> Self {
         let everything = Pattern::new(Filter::all().key(), 0);
-        Self { everything, by: Default::default(), compiled: None, newest: BTreeMap::new() }
+        Self { everything, by: Default::default(), globs: Globs::default(), newest: BTreeMap::new() }
     }
 
     /// Returns the pattern `key`, if a subscriber has it.
@@ -145,7 +138,10 @@ impl Patterns {
         }
         let pattern = Pattern::new(key, begin);
         for (index, Atom { by, .. }) in (0..).zip(&pattern.key.atoms) {
-            self.of(*by).insert(&pattern, index);
+            self.by[*by as usize].insert(&pattern, index);
+            if *by == MatchedBy::Glob {
+                self.globs.add(&pattern, index);
+            }
         }
         pattern
     }
@@ -155,7 +151,10 @@ impl Patterns {
             return;
         }
         for Atom { by, text } in &pattern.key.atoms {
-            self.of(*by).remove(pattern, text);
+            self.by[*by as usize].remove(pattern, text);
+        }
+        if pattern.key.atoms.iter().any(|atom| atom.by == MatchedBy::Glob) {
+            self.globs.remove(pattern);
         }
         self.newest.remove(&pattern.key);
     }
@@ -170,14 +169,6 @@ impl Patterns {
         })
     }
 
-    /// Returns the patterns of one kind, so that the caller can change them.
-    fn of(&mut self, by: MatchedBy) -> &mut ByText {
-        if by == MatchedBy::Glob {
-            self.compiled = None;
-        }
-        &mut self.by[by as usize]
-    }
-
     pub fn subscribers_of(&self, name: &str) -> usize {
         let patterns = self.by[MatchedBy::Exact as usize].find(name);
         patterns.map(|pattern| pattern.subscribers.load(Ordering::Relaxed) as usize).sum()
@@ -189,8 +180,7 @@ impl Patterns {
         if self.by.iter().all(|of| of.atoms.is_empty()) {
             return found;
         }
-        let globs =
-            self.compiled.get_or_insert_with(|| CompiledGlobs::all(&self.by[MatchedBy::Glob as usize]));
+        self.globs.compile();
         let [exact, prefixes, suffixes, _] = &self.by;
         let [prefix_lengths, suffix_lengths] =
             [prefixes, suffixes].map(|affixes| affixes.lengths.keys().copied().collect::<Vec<_>>());
@@ -214,9 +204,7 @@ impl Patterns {
                 let text = name.get(name.len() - length..);
                 text.into_iter().flat_map(|text| suffixes.get(text)).for_each(&mut add);
             }
-            for some in &*globs {
-                some.set.matches(name).into_iter().for_each(|index| add(&some.patterns[index]));
-            }
+            self.globs.matching(name).for_each(&mut add);
         }
         found
     }
@@ -239,42 +227,6 @@ impl Pattern {
         // A row may match a pattern through several atoms.
         if rows.last() != Some(&row) {
             rows.push(row);
-        }
-    }
-}
-
-impl CompiledGlobs {
-    fn all(globs: &ByText) -> Vec<Self> {
-        let mut sets = Vec::new();
-        let mut globs: Vec<_> = globs.atoms.iter().map(|atom| (text(atom), &atom.0)).collect();
-        // Sort the globs, so that a run can be replayed.
-        globs.sort_unstable_by_key(|(text, pattern)| (*text, &pattern.key));
-        for some in globs.chunks(GLOBS_PER_SET) {
-            Self::compile(some, &mut sets);
-        }
-        sets
-    }
-
-    /// Compiles `globs` into as few sets as possible and appends them to `sets`. Each glob alone is known to compile.
-    fn compile(globs: &[(&str, &Arc<Pattern>)], sets: &mut Vec<Self>) {
-        let mut builder = GlobSet::builder();
-        for (text, _) in globs {
-            builder.add(build_glob(text).expect("each was built when its filter was"));
-        }
-        match builder.build() {
-            Ok(set) => {
-                let patterns = globs.iter().map(|(_, pattern)| Arc::clone(pattern)).collect();
-                sets.push(Self { set, patterns });
-            }
-            // Together the globs are too large for one set.
-            Err(_) if globs.len() > 1 => {
-                let (one, other) = globs.split_at(globs.len() / 2);
-                Self::compile(one, sets);
-                Self::compile(other, sets);
-            }
-            Err(error) => {
-                tracing::error!(%error, glob = %globs[0].0, "a glob cannot be compiled, and matches nothing");
-            }
         }
     }
 }
