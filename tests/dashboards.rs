@@ -14,6 +14,7 @@ use std::{
 use common::{LIMIT, db, narrow_bus, record, row_with};
 use notibus::{
     StartOptions,
+    changes::ChangesOptions,
     consumer::ConsumerSettings,
     http::{ApiOptions, ServerOptions},
     node::NodeHandle,
@@ -64,6 +65,10 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
     let (running, address) = served(&store).await;
     let bus = running.bus().clone();
     bus.consumer("mailer").unwrap().create(&ConsumerSettings::default()).await.unwrap();
+    let (changes, docs) = (bus.changes(), db("docs", 2));
+    store.run(async |tx| changes.create(&tx, &docs, &ChangesOptions::default()).await).await.unwrap();
+    let of_documents = ConsumerSettings::default().documents(Some(docs.instance));
+    bus.consumer("index").unwrap().create(&of_documents).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     // The first reading of the consumers is cached for some seconds, so the row has to exist before it.
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
@@ -93,7 +98,7 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
         "notibus_store_retries_total ",
         "notibus_rows_tailed_total ",
         "notibus_leases_wanted{pool=\"partition\"} 1",
-        "notibus_leases_wanted{pool=\"consumers\"} 4",
+        "notibus_leases_wanted{pool=\"consumers\"} 5",
         "notibus_backlog_rows{partitions=\"0\"} ",
         "notibus_backlog_oldest_seconds{partitions=\"0\"} ",
         "notibus_tail_lag_seconds 0.0",
@@ -101,6 +106,9 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
         "notibus_consumer_deferred_ids{consumer=\"mailer\"} 0",
         "notibus_consumer_members{consumer=\"mailer\"} 0",
         "notibus_consumer_shards_unowned{consumer=\"mailer\"} 4",
+        "notibus_document_consumers{trouble=\"deferred\"} 0",
+        "notibus_document_consumers{trouble=\"failing\"} 0",
+        "notibus_document_consumers{trouble=\"unowned\"} 1",
     ] {
         assert!(answer.lines().any(|it| it.starts_with(line)), "{line}\n{answer}");
     }

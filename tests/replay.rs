@@ -68,7 +68,7 @@ fn the_sample_is_replayed_exactly_under_all_options() {
         assert_eq!(report["feed"], json!({ "live": 41, "tombstones": 26 }), "{options:?}");
         assert_eq!(report["producer_retries"], 0, "{options:?}");
         assert_eq!(report["transactions"], 1303, "{options:?}");
-        assert_eq!((&report["leases_lost"], &report["nodes_fallen_out"]), (&0.into(), &0.into()));
+        assert_eq!((&report["leases_lost"], &report["nodes_dropped_out"]), (&0.into(), &0.into()));
         assert!(report["latency_us"]["p50"].as_u64() <= report["latency_us"]["max"].as_u64());
     }
 }

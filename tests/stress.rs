@@ -41,6 +41,8 @@ struct Size {
     resting: usize,
     /// How many batches the measurement of latencies has.
     batches: usize,
+    /// Rounds of that measurement, half of them with a stalled subscriber.
+    rounds: usize,
 }
 
 /// The size that the environment asks for.
@@ -53,6 +55,7 @@ fn size() -> Size {
             ring_rows_max: 131_072,
             resting: 1_000,
             batches: 1_000,
+            rounds: 20,
         },
         _ => Size {
             subscribers: 400,
@@ -61,6 +64,7 @@ fn size() -> Size {
             ring_rows_max: 2_048,
             resting: 100,
             batches: 200,
+            rounds: 4,
         },
     }
 }
@@ -388,7 +392,7 @@ async fn a_stalled_subscriber_does_not_slow_the_others() {
     let template = bus.feed().newest(&db(0).name).await.unwrap().unwrap();
     notifier.shutdown().await.unwrap();
     let mut p99 = [Vec::new(), Vec::new()];
-    for round in 0..20 {
+    for round in 0..size.rounds {
         let stalls = round % 2 == 1;
         p99[usize::from(stalls)].push(latency(&bus, &template, size.batches, stalls).await);
     }

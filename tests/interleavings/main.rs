@@ -18,7 +18,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 use crate::{steps::Step, trace::Trace};
 
 /// The default number of interleavings.
-const INTERLEAVINGS: u32 = 10_000;
+const INTERLEAVINGS: u32 = 4_000;
 
 /// The number of interleavings on a folder, where every commit waits for the disk.
 const INTERLEAVINGS_DURABLE: u32 = 40;

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// How many worlds `cargo test` runs.
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 40;
 
 /// The number of worlds in a trial.
 const CHUNK: u64 = 10;

@@ -1,0 +1,216 @@
+//! A folder on a small disk: how much room it needs, and what happens while there is none.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, mpsc},
+};
+
+use crate::disk::{DiskFault, DiskOperation, SimulatedDisk};
+use notibus::{
+    Result,
+    store::{Isolation, KeyRange, RangeRead, Store, StoreError, Transaction},
+};
+
+/// The least length of the journals at which a snapshot is written.
+const JOURNAL_LEN: u64 = 20_000;
+
+/// The number and the length of the rows that are overwritten again and again.
+const ROWS: usize = 100;
+const ROW_LEN: usize = 1_000;
+
+/// What the rows take in a snapshot, with what a record adds to them.
+const ROWS_LEN: usize = ROWS * (ROW_LEN + 16) + 500;
+
+/// What docs/limits.md promises: four times the rows, and the largest group of commits, which is one commit here.
+const ROOM: usize = 4 * ROWS_LEN + 2 * ROW_LEN;
+
+async fn overwrite(store: &Store, number: usize) -> Result<()> {
+    store
+        .run(async |tx: Transaction| {
+            let value = [&number.to_be_bytes()[..], &[7; ROW_LEN - 8]].concat();
+            tx.set(&(number % ROWS).to_be_bytes(), &value);
+            Ok(())
+        })
+        .await
+}
+
+async fn rows(store: &Store) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let tx = store.begin();
+    let all = RangeRead::new(KeyRange::prefix("")).limit(100_000).target_bytes(usize::MAX);
+    let page = tx.get_range(&all, Isolation::Snapshot).await.unwrap();
+    page.rows.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+}
+
+/// Asserts that a commit had no room, and has not happened.
+fn had_no_room(result: Result<()>) {
+    let error = result.unwrap_err();
+    assert_eq!(error.code(), Some(StoreError::NO_ROOM.code()), "{error}");
+    assert!(!error.is_maybe_committed() && !error.is_retryable(), "{error}");
+}
+
+/// Bug: nobody said how much disk a folder needs, and journals grew for as long as snapshots failed or were being written; fix: commits
+/// wait for an overdue snapshot.
+#[tokio::test]
+async fn a_folder_needs_four_times_its_rows() {
+    let disk = SimulatedDisk::new(4_096);
+    let db = disk.open_small(JOURNAL_LEN).unwrap();
+    disk.resize(Some(ROOM));
+    // Most attempts at a snapshot fail, so that the journals get as long as they may, and commits have to wait.
+    let mut attempts = 0;
+    disk.plan(move |operation| match operation {
+        DiskOperation::Open(name) if name.starts_with("snapshot-") => {
+            attempts += 1;
+            (attempts % 16 != 0).then_some(DiskFault::Fails(DiskFault::TOO_MANY_FILES))
+        }
+        _ => None,
+    });
+    let mut most = 0;
+    for number in 0..20 * ROWS {
+        let mut refused = 0;
+        while let Err(error) = overwrite(&db, number).await {
+            refused += 1;
+            assert!(error.code() == Some(StoreError::NO_ROOM.code()) && refused < 16, "{number}: {error}");
+        }
+        most = most.max(disk.used());
+    }
+    assert!(most > 5 * ROWS_LEN / 2 && db.shortage().is_none(), "{most} of {ROOM}");
+    assert_eq!(rows(&disk.copied().open().unwrap()).await, rows(&db).await);
+}
+
+/// Bug: a snapshot filled the disk, which ended the store and its next three openings; fix: a commit without room fails as one that has
+/// not happened, an opening needs none, and everything goes on when there is room again.
+#[tokio::test]
+async fn no_room_ends_nothing() {
+    let disk = SimulatedDisk::new(4_096);
+    let db = disk.open_small(JOURNAL_LEN).unwrap();
+    for number in 0..ROWS {
+        overwrite(&db, number).await.unwrap();
+    }
+    // Not enough for a snapshot beside the present one and the journals.
+    disk.resize(Some(2 * ROWS_LEN));
+    let mut number = ROWS;
+    while overwrite(&db, number).await.is_ok() {
+        number += 1;
+        assert!(number < 20 * ROWS, "nothing limits it");
+    }
+    let expected = rows(&db).await;
+    // An hour of attempts.
+    let files = disk.names().len();
+    for _ in 0..3_600 {
+        had_no_room(overwrite(&db, number).await);
+    }
+    assert!(disk.names().len() <= files + 1, "{:?}", disk.names());
+    assert!(db.failure().is_none(), "it has not failed");
+    assert_eq!(db.shortage().unwrap().code(), Some(StoreError::NO_ROOM.code()));
+    assert_eq!(rows(&db).await, expected, "reading goes on");
+
+    // A process that is started on this disk finds everything, and can do as much.
+    for size in [Some(disk.used()), Some(2 * ROWS_LEN)] {
+        let other = disk.copied();
+        other.resize(size);
+        for _ in 0..3 {
+            let db = other.open_small(JOURNAL_LEN).unwrap();
+            assert_eq!(rows(&db).await, expected);
+            had_no_room(overwrite(&db, number).await);
+        }
+        other.resize(None);
+        let db = other.open_small(JOURNAL_LEN).unwrap();
+        overwrite(&db, number).await.unwrap();
+    }
+    disk.resize(Some(ROOM));
+    for number in number..number + 5 * ROWS {
+        overwrite(&db, number).await.unwrap_or_else(|error| panic!("{number}: {error}"));
+    }
+    assert!(db.shortage().is_none(), "it goes on");
+    assert_eq!(rows(&disk.copied().open().unwrap()).await, rows(&db).await);
+}
+
+/// Snapshots that failed while a process lived are made good by the next opening, before there are more commits.
+#[tokio::test]
+async fn an_opening_writes_an_overdue_snapshot_first() {
+    let disk = SimulatedDisk::new(4_096);
+    let db = disk.open_small(JOURNAL_LEN).unwrap();
+    let is_snapshot = |name: &str| name.starts_with("snapshot-");
+    disk.plan(move |operation| match operation {
+        DiskOperation::Open(name) if is_snapshot(name) => Some(DiskFault::Fails(DiskFault::TOO_MANY_FILES)),
+        _ => None,
+    });
+    let mut number = 0;
+    while overwrite(&db, number).await.is_ok() {
+        number += 1;
+    }
+    let (expected, before) = (rows(&db).await, disk.used());
+    let other = disk.copied();
+    let opened = other.open_small(JOURNAL_LEN).unwrap();
+    assert_eq!(rows(&opened).await, expected);
+    assert!(other.used() < before, "{} of {before}", other.used());
+    assert_eq!(other.names().iter().filter(|name| name.starts_with("journal-")).count(), 1);
+}
+
+/// Beside threads, commits wait for some time before they fail.
+#[tokio::test]
+async fn commits_wait_and_then_fail_beside_threads() {
+    let disk = SimulatedDisk::new(4_096);
+    let db = disk.open_with_threads(JOURNAL_LEN).unwrap();
+    for number in 0..ROWS {
+        overwrite(&db, number).await.unwrap();
+    }
+    disk.resize(Some(disk.used() + ROWS_LEN / 2));
+    let mut number = ROWS;
+    let refused = loop {
+        match overwrite(&db, number).await {
+            Ok(()) => number += 1,
+            refused => break refused,
+        }
+        assert!(number < 20 * ROWS, "nothing limits it");
+    };
+    had_no_room(refused);
+    disk.resize(None);
+    overwrite(&db, number).await.unwrap();
+    assert!(db.failure().is_none() && db.shortage().is_none());
+}
+
+/// Bug: a group held as many bytes as 4,096 commits have, and was written in one go; fix: it has a bound.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_of_commits_has_a_bound_in_bytes() {
+    let disk = SimulatedDisk::new(4_096);
+    let db = disk.open().unwrap();
+    let (begins, reached) = mpsc::channel();
+    let (goes, go) = mpsc::channel::<()>();
+    let (lens, written) = mpsc::channel();
+    let mut is_first = true;
+    disk.plan(move |operation| {
+        match operation {
+            DiskOperation::Sync(_) if std::mem::take(&mut is_first) => {
+                begins.send(()).unwrap();
+                go.recv().unwrap();
+            }
+            DiskOperation::Write(_, len) => lens.send(*len).unwrap(),
+            _ => {}
+        }
+        None
+    });
+    let db = Arc::new(db);
+    let commit = |number: usize, len: usize| {
+        let db = Arc::clone(&db);
+        tokio::spawn(async move {
+            let tx = db.begin();
+            for part in 0..len / 50_000 {
+                tx.set(&[number.to_be_bytes(), part.to_be_bytes()].concat(), &vec![7; 50_000]);
+            }
+            tx.commit().await.map(drop)
+        })
+    };
+    let first = commit(0, 50_000);
+    tokio::task::block_in_place(|| reached.recv().unwrap());
+    // All of these wait in the queue.
+    let waiting: Vec<_> = (1..30).map(|number| commit(number, 1_000_000)).collect();
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    goes.send(()).unwrap();
+    first.await.unwrap().unwrap();
+    for commit in waiting {
+        commit.await.unwrap().unwrap();
+    }
+    let most = written.try_iter().max().unwrap();
+    assert!((1_000_000..=(4 << 20) + 1_100_000).contains(&most), "a group of {most} bytes");
+}
