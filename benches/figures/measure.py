@@ -166,7 +166,7 @@ def load():
 
 def figures_of(report):
     """What is kept of a report of `replay`."""
-    kept = ("leases_lost", "nodes_fallen_out", "peak_memory_bytes")
+    kept = ("leases_lost", "nodes_dropped_out", "peak_memory_bytes")
     return {**report["latency_us"], "per_s": report["events_per_second"], **{name: report[name] for name in kept}}
 
 

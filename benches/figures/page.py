@@ -75,7 +75,7 @@ def printed(data):
 MORE = {
     "ratio": ("of that at 10,000", "{:.2f}".format),
     "leases_lost": ("leases lost", str),
-    "nodes_fallen_out": ("nodes fallen out", str),
+    "nodes_dropped_out": ("nodes dropped out", str),
     "peak_memory_bytes": ("memory", lambda value: f"{number(value)}B"),
 }
 

@@ -152,7 +152,7 @@ pub async fn run(options: &Options) -> Result<Value> {
         "delivered": { "indexer": indexer, "replicator": replicator, "db_updates": db_updates },
         "producer_retries": load.retries,
         "leases_lost": stats.leases_lost,
-        "nodes_fallen_out": stats.nodes_fallen_out,
+        "nodes_dropped_out": stats.nodes_dropped_out,
         "seconds": (seconds * 1e3).round() / 1e3,
         "events_per_second": (total as f64 / seconds.max(1e-6)).round(),
         "latency_us": { "p50": quantile(500), "p99": quantile(990), "max": latencies.last() },

@@ -40,7 +40,7 @@ pub(crate) enum Unready {
     /// The bus's own data cannot be read.
     Unreadable(Error),
     /// A node of the process has expired and was removed.
-    FallenOut,
+    DroppedOut,
     /// These partitions have no live notifier as their owner.
     Unowned(BTreeSet<u32>),
     /// Events in these partitions wait to be folded, the oldest for this long. The text says what fails in this process.
@@ -60,7 +60,7 @@ impl Unready {
             | Self::Locked
             | Self::Away(_)
             | Self::Unreadable(_) => "store",
-            Self::FallenOut => "node",
+            Self::DroppedOut => "node",
             Self::Unowned(_) | Self::Waiting(..) => "notifier",
             Self::Behind(..) => "dispatcher",
         }
@@ -76,7 +76,7 @@ impl Unready {
             Self::Locked => "locked",
             Self::Away(_) => "away",
             Self::Unreadable(_) => "unreadable",
-            Self::FallenOut => "fallen_out",
+            Self::DroppedOut => "dropped_out",
             Self::Unowned(_) => "unowned",
             Self::Waiting(..) => "waiting",
             Self::Behind(..) => "behind",
@@ -97,7 +97,7 @@ impl fmt::Display for Unready {
             Self::Away(None) => f.write_str("The store does not answer."),
             Self::Away(Some(last)) => write!(f, "The store does not answer; its last error was: {last}."),
             Self::Unreadable(error) => write!(f, "The bus's own data cannot be read: {error}."),
-            Self::FallenOut => f.write_str(
+            Self::DroppedOut => f.write_str(
                 "The node has expired and was removed from the bus; it joins again as soon as it can.",
             ),
             Self::Unowned(partitions) => write!(
@@ -159,7 +159,7 @@ impl Bus {
             token.is_some() && members.nodes.get(&NodeId(node)).map(|row| row.token) == token
         };
         if !own.into_iter().all(is_member) {
-            return Err(Unready::FallenOut);
+            return Err(Unready::DroppedOut);
         }
         let ages = ages.map_err(|error| self.unanswered(error))?;
         let ends = ends.map_err(|error| self.unanswered(error))?;

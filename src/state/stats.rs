@@ -73,7 +73,7 @@ stats! {
     /// Leases lost to other nodes while the process worked on them.
     leases_lost,
     /// How many times a node of the process lost its membership in the bus, and gave everything up.
-    nodes_fallen_out,
+    nodes_dropped_out,
     /// Panics in the work on a leased resource. The work starts again after each.
     work_panics,
     /// How many times a lease was left without running work because the work failed. The work starts again after a pause.

@@ -102,7 +102,7 @@ const STATES: [State; 7] = [
         feeds: Feeds::Wait,
         commands: (1, NO_ANSWER),
         of: &ALL_COMMANDS,
-        log: Some("fallen out"),
+        log: Some("dropped out"),
     },
     State {
         name: "everything is away",
@@ -112,7 +112,7 @@ const STATES: [State; 7] = [
         feeds: Feeds::Wait,
         commands: (1, NO_ANSWER),
         of: &ALL_COMMANDS,
-        log: Some("fallen out"),
+        log: Some("dropped out"),
     },
     State {
         name: "no live notifier owns some partitions",

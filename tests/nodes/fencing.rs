@@ -255,7 +255,7 @@ async fn a_node_whose_id_another_process_has_enters_no_role() {
         }
     });
     tokio::time::sleep(Duration::from_secs(30)).await;
-    assert_eq!(bus.stats().nodes_fallen_out, 1);
+    assert_eq!(bus.stats().nodes_dropped_out, 1);
     let refused = node.announce(Role::HTTP).await.unwrap_err();
     assert!(matches!(refused, Error::Invalid { what: "node id", .. }), "{refused}");
     living.abort();
@@ -280,7 +280,7 @@ async fn a_node_that_is_condemned_joins_again_with_all_roles() {
     store.run(condemn).await.unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
     assert_eq!(bus.nodes().await.unwrap()[0].roles, [Role::HTTP]);
-    assert_eq!(bus.stats().nodes_fallen_out, 1);
+    assert_eq!(bus.stats().nodes_dropped_out, 1);
 }
 
 /// A lease that cannot be decoded is neither replaced nor guessed: everything that needs it fails with its key until it is repaired.

@@ -72,7 +72,7 @@ async fn waiting_for_the_store_does_not_count_as_silence() {
     let options = NodeOptions::default().heartbeat(times).expiry(times * 2);
     let node = bus.node(options).await.unwrap();
     tokio::time::sleep(times * 2).await;
-    assert_eq!(bus.stats().nodes_fallen_out, 0);
+    assert_eq!(bus.stats().nodes_dropped_out, 0);
     node.shutdown().await.unwrap();
 }
 
@@ -152,5 +152,5 @@ async fn a_producer_that_never_waits_leaves_heartbeats_and_folds_their_turn() {
     let (beats, stats) = tokio::spawn(produce).await.unwrap();
     assert!(beats >= 8, "{beats} beats in 20 s, of one each 2 s");
     assert!(stats.folds >= 100, "{} folds in 20 s", stats.folds);
-    assert_eq!(stats.nodes_fallen_out, 0);
+    assert_eq!(stats.nodes_dropped_out, 0);
 }

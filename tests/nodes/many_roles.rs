@@ -58,7 +58,7 @@ async fn ten_thousand_roles_are_written_in_pages() {
     });
     tokio::time::sleep(INTERVAL * 2).await;
     assert_eq!(bus.nodes().await.unwrap()[0].roles.len(), 10_000);
-    assert_eq!(bus.stats().nodes_fallen_out, 1);
+    assert_eq!(bus.stats().nodes_dropped_out, 1);
     // Two keys and a version for each of 500 roles, the common version, and the row.
     let largest = largest.load(Ordering::Relaxed);
     assert!((1_000..=1_502).contains(&largest), "{largest} mutations in one transaction");

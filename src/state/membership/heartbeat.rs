@@ -164,7 +164,7 @@ impl Heartbeat {
         let beaten = self.beat_or_join().await;
         if let Err(gone @ Error::BusGone { .. }) = &beaten {
             self.shared.stats.health.end(gone.clone());
-            self.fall_out("its bus is gone");
+            self.drop_out("its bus is gone");
         }
         beaten
     }
@@ -182,8 +182,8 @@ impl Heartbeat {
             };
             match beaten {
                 Some(Claim::Joined) => return Ok(()),
-                Some(Claim::Taken { .. }) => self.fall_out("its row is gone"),
-                None => self.fall_out("it has sent no heartbeat for too long"),
+                Some(Claim::Taken { .. }) => self.drop_out("its row is gone"),
+                None => self.drop_out("it has sent no heartbeat for too long"),
             }
         }
         match self.write().await? {
@@ -238,9 +238,9 @@ impl Heartbeat {
     }
 
     /// Notes that the node is no longer a member.
-    fn fall_out(&self, reason: &'static str) {
-        tracing::warn!(node = %self.shared.id, reason, "node has fallen out and gives everything up");
-        self.shared.stats.nodes_fallen_out.add(1);
+    fn drop_out(&self, reason: &'static str) {
+        tracing::warn!(node = %self.shared.id, reason, "node has dropped out and gives everything up");
+        self.shared.stats.nodes_dropped_out.add(1);
         self.register(None);
     }
 
