@@ -6,11 +6,16 @@ use futures_util::FutureExt;
 use notibus::{
     Cursor, DispatcherOptions, EventKind, Filter, Sequence,
     dispatcher::{Item, RestartPolicy},
+    event::DdocId,
+    store::{
+        AtomicOp, Store, Transaction,
+        testing::{CommitFault, Faults, Gate},
+    },
 };
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, until, within},
+    common::{db, joined, narrow_bus, record, row_with, unpolled, until, within},
     fixture::{SubscriberFixture, calls, commit, drain, fold, forget, kinds, name, next, ready},
 };
 
@@ -311,4 +316,64 @@ async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
         let item = within("the row", stream.next()).await.unwrap();
         assert_eq!(item.into_delivery().map(|delivery| delivery.sequence()), Some(wanted), "{filter:?}");
     }
+}
+
+/// Bug: a barrier waited for the counters of a database only, although a fold of many design documents takes its counters and leaves some
+/// of the documents to the next fold.
+#[tokio::test(start_paused = true)]
+async fn a_barrier_waits_for_all_design_documents() {
+    let store = Store::memory();
+    let faults = Faults::new(&store);
+    let bus = narrow_bus(&faults.store()).await;
+    let _notifier = joined(&bus).await.notifier(unpolled().fold_rows_max(10)).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (database, producer) = (db("a", 1), bus.producer());
+    record(&store, &bus, &database, [1, 0, 0, 0]).await;
+    row_with(&bus, &database, [1, 0, 0, 0]).await;
+
+    // The second fold is held up.
+    let (gate, mut folds) = (Gate::default(), 0);
+    let held = gate.clone();
+    faults.plan_commits(move |attempt| {
+        folds += u32::from(attempt.applies(AtomicOp::CompareAndClear));
+        (folds == 2).then(|| CommitFault::Hold(held.clone()))
+    });
+    let ids: Vec<DdocId> = (10..60).map(|n| DdocId::new(&format!("_design/{n}")).unwrap()).collect();
+    let write = async |tx: Transaction| {
+        ids.iter().for_each(|id| producer.ddoc_updated(&tx, &database, Some(id)));
+        Ok(())
+    };
+    let version = bus.run_exactly_once(None, write).await.unwrap().committed.versionstamp.version();
+    let barrier = tokio::spawn(async move { dispatcher.wait_until(version).await });
+    within("the second fold", gate.reached()).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(!barrier.is_finished(), "design documents wait to be folded");
+    gate.open();
+    within("the barrier", barrier).await.unwrap().unwrap();
+    let known = bus.feed().ddocs(&database, Cursor::BEGINNING).await.unwrap().ids;
+    assert_eq!(known.len(), ids.len());
+}
+
+/// A design document that is written all the time does not hold a barrier up.
+#[tokio::test(start_paused = true)]
+async fn a_barrier_does_not_wait_for_later_changes_of_a_design_document() {
+    let fixture = SubscriberFixture::new().await;
+    let (database, id) = (db("a", 1), DdocId::new("_design/a").unwrap());
+    fixture.event(&database, EventKind::Created).await;
+    let (bus, store) = (fixture.bus.clone(), fixture.store.clone());
+    let writer = tokio::spawn(async move {
+        let producer = bus.producer();
+        loop {
+            let write = async |tx: Transaction| {
+                producer.ddoc_updated(&tx, &database, Some(&id));
+                Ok(())
+            };
+            store.run(write).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let version = fixture.store.begin().read_version().await.unwrap();
+    within("the barrier", fixture.dispatcher.wait_until(version)).await.unwrap();
+    writer.abort();
 }

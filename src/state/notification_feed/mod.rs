@@ -181,6 +181,27 @@ const POLLS: Backoff = Backoff { min: Duration::from_millis(2), max: Duration::f
 /// The maximum number of rows that one transaction reads, or of databases that it looks up.
 const READS_MAX: usize = 200;
 
+/// The events of an instance that wait to be folded.
+#[derive(Debug, Clone)]
+struct Unfolded {
+    /// The totals that the row of the database will have once the events are folded.
+    totals: Counters,
+    /// The changed design documents. A fold may leave some of them to later folds, although it has counted the events.
+    ddocs: BTreeMap<DdocId, Folds>,
+}
+
+/// The folds of a design document that a wait has seen.
+#[derive(Debug, Clone, Copy, Default)]
+struct Folds {
+    last: Option<Sequence>,
+    count: u32,
+}
+
+impl Folds {
+    /// The first fold may have been before the wait, and the second one may have read before it. The third one has read after the second.
+    const ENOUGH: u32 = 3;
+}
+
 impl NotificationFeed {
     /// Waits until everything that was committed at or before `version` is folded. Returns the position of the last row at that time.
     pub(crate) async fn folded(&self, version: u64) -> Result<Sequence> {
@@ -201,12 +222,11 @@ impl NotificationFeed {
         Ok(last.max(self.horizon().await?))
     }
 
-    /// Returns the databases that have unfolded events at a read version of `version` or later, each with the totals that its row will have
-    /// once those events are folded.
-    async fn unfolded(&self, version: u64) -> Result<BTreeMap<Db, Counters>> {
+    /// Returns the databases that have unfolded events at a read version of `version` or later.
+    async fn unfolded(&self, version: u64) -> Result<BTreeMap<Db, Unfolded>> {
         let (keys, last) = (&self.context.keys, Partition(self.context.config.partitions - 1));
         let mut rest = Some(RangeRead::new(keys.drains(Partition(0), last)).limit(READS_MAX));
-        let mut waiting: BTreeMap<Db, Counters> = BTreeMap::new();
+        let mut waiting: BTreeMap<Db, Unfolded> = BTreeMap::new();
         while let Some(read) = rest {
             let page = async |tx: Transaction| {
                 let readable = tx.read_version().await?;
@@ -216,13 +236,14 @@ impl NotificationFeed {
                 }
                 let page = tx.get_range(&read, Isolation::Snapshot).await?;
                 let rest = read.clone().after(&page);
-                let mut found: BTreeMap<Db, Counters> = BTreeMap::new();
+                let mut found: BTreeMap<Db, (Counters, Vec<DdocId>)> = BTreeMap::new();
                 for row in page.rows {
                     // The notifier reports rows that cannot be decoded, and never folds them.
-                    if let Ok((_, row)) = keys.drain_row(row)
-                        && let DrainKey::Counters(tally) = row.says
-                    {
-                        *found.entry(row.db).or_default() += tally.counters;
+                    let Ok((_, row)) = keys.drain_row(row) else { continue };
+                    match row.says {
+                        DrainKey::Counters(tally) => found.entry(row.db).or_default().0 += tally.counters,
+                        DrainKey::Ddoc(id) => found.entry(row.db).or_default().1.push(id),
+                        DrainKey::LastUpdate(_) => {}
                     }
                 }
                 let folded = self.totals_of(&tx, found.keys()).await?;
@@ -230,10 +251,12 @@ impl NotificationFeed {
             };
             let (found, folded);
             (found, folded, rest) = self.context.store.run(page).await?;
-            for ((db, counters), folded) in found.into_iter().zip(folded) {
-                let Some(folded) = folded else { continue };
+            for ((db, (counters, ddocs)), folded) in found.into_iter().zip(folded) {
+                let Some(totals) = folded else { continue };
                 // The slots of a database can be on two pages: the events that were folded before are counted only once.
-                *waiting.entry(db).or_insert(folded) += counters;
+                let of_db = waiting.entry(db).or_insert(Unfolded { totals, ddocs: BTreeMap::new() });
+                of_db.totals += counters;
+                of_db.ddocs.extend(ddocs.into_iter().map(|id| (id, Folds::default())));
             }
         }
         Ok(waiting)
@@ -243,21 +266,42 @@ impl NotificationFeed {
     async fn still_unfolded(
         &self,
         tx: &Transaction,
-        waiting: &[(Db, Counters)],
-    ) -> Result<Vec<(Db, Counters)>> {
+        waiting: &[(Db, Unfolded)],
+    ) -> Result<Vec<(Db, Unfolded)>> {
+        let keys = &self.context.keys;
         let mut left = Vec::new();
         let folded = self.totals_of(tx, waiting.iter().map(|(db, _)| db)).await?;
-        for ((db, totals), folded) in waiting.iter().zip(folded) {
-            let lanes = folded.map(|folded| folded.lanes().into_iter().zip(totals.lanes()));
-            if lanes.is_none_or(|mut lanes| lanes.all(|(folded, expected)| folded >= expected)) {
+        for ((db, unfolded), folded) in waiting.iter().zip(folded) {
+            let Some(folded) = folded else { continue };
+            let mut lanes = folded.lanes().into_iter().zip(unfolded.totals.lanes());
+            let is_counted = lanes.all(|(folded, expected)| folded >= expected);
+            if is_counted && unfolded.ddocs.is_empty() {
                 continue;
             }
-            // No row counts the events of an instance that is gone. These are folded once no rows of the instance wait to be folded.
-            let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
-            let drains = self.context.keys.drains_of_db(partition, db);
+            let drains =
+                keys.drains_of_db(Partition::of(db.name.as_str(), self.context.config.partitions), db);
             let rows = tx.all_rows(drains, Isolation::Snapshot).await?;
-            if rows.into_iter().any(|row| self.context.keys.drain_row(row).is_ok()) {
-                left.push((db.clone(), *totals));
+            let rows: Vec<_> = rows.into_iter().filter_map(|row| keys.drain_row(row).ok()).collect();
+            if !is_counted {
+                // No row counts the events of an instance that is gone. These are folded once no rows of the instance wait to be folded.
+                left.extend((!rows.is_empty()).then(|| (db.clone(), unfolded.clone())));
+                continue;
+            }
+            let known = tx.all_rows(keys.ddocs(db), Isolation::Snapshot).await?;
+            let known: BTreeMap<_, _> = known.iter().filter_map(|row| keys.ddoc_row(row).ok()).collect();
+            let pending = rows.into_iter().filter_map(|(_, row)| match row.says {
+                DrainKey::Ddoc(id) => unfolded.ddocs.get(&id).map(|&folds| (id, folds)),
+                _ => None,
+            });
+            let mut ddocs: BTreeMap<_, _> = pending.collect();
+            for (id, folds) in &mut ddocs {
+                let last = known.get(&Some(id.clone())).copied();
+                folds.count += u32::from(last != folds.last);
+                folds.last = last;
+            }
+            ddocs.retain(|_, folds| folds.count < Folds::ENOUGH);
+            if !ddocs.is_empty() {
+                left.push((db.clone(), Unfolded { ddocs, ..*unfolded }));
             }
         }
         Ok(left)
