@@ -113,6 +113,7 @@ fn write_snapshot(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     }
     write_backlog(text, inner, snapshot);
     write_consumers(text, inner, snapshot);
+    write_document_consumers(text, inner, snapshot);
 }
 
 /// Writes the leases of everything that is divided among nodes.
@@ -159,6 +160,27 @@ fn write_backlog(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     let what = "How long this process has seen events wait without a fold of their partition, by runs of partitions; it begins \
                 with the first poll after the start of the process";
     text.gauges("backlog_oldest_seconds", what, "partitions", &oldest);
+}
+
+/// Writes how many consumers of documents need attention: there may be one for each database, so they are not reported individually.
+fn write_document_consumers(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
+    let Some(consumers) = &snapshot.consumers else { return };
+    let (mut deferred, mut failing, mut unowned) = (0_u64, 0_u64, 0_u64);
+    for status in consumers.values().filter(|status| status.instance.is_some()) {
+        deferred += u64::from(status.has_deferred);
+        let Some(holdings) = &snapshot.holdings else { continue };
+        let mut status = status.clone();
+        status.add(&inner.feed.context, holdings, 0);
+        failing += u64::from(status.shards.iter().any(|shard| shard.failing.is_some()));
+        unowned += u64::from(status.shards.iter().any(|shard| shard.owner.is_none()));
+    }
+    let mut counts = Values::from([("deferred".to_owned(), deferred)]);
+    if snapshot.holdings.is_some() {
+        counts.extend([("failing".to_owned(), failing), ("unowned".to_owned(), unowned)]);
+    }
+    let what = "Consumers of documents with deferred ids, with shards in this process whose work keeps failing, \
+                or with shards that no node works on";
+    text.gauges("document_consumers", what, "trouble", &counts);
 }
 
 /// Writes the consumers of the notifications individually.
