@@ -268,7 +268,7 @@ impl NodeHandle {
     }
 
     /// Ends everything in order: feeds with their last lines, connections, subscribers, then the work that is shared with other nodes. The
-    /// leases are released, so that other nodes take over at once. When the call returns, no part of the bus is running: streams have
+    /// leases are released, so that other nodes take over within a second. When the call returns, no part of the bus is running: streams have
     /// ended, however much is waiting for them, and their cursors cover what was delivered.
     ///
     /// Fails with [`Error::GaveUp`] if a part takes longer than [`StartOptions::shutdown_timeout`] allows, and with any error of the store.

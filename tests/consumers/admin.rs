@@ -13,7 +13,7 @@ use bytes::Bytes;
 use notibus::{
     Cursor, Error, JanitorOptions, NodeOptions, Notification, Sequence,
     changes::ChangesOptions,
-    consumer::{Batch, ConsumerLag, ConsumerSettings, Work},
+    consumer::{Batch, ConsumerHandle, ConsumerLag, ConsumerSettings, Work},
     cursor::Start,
     event::{Incarnation, Versionstamp},
     node::Role,
@@ -500,4 +500,36 @@ async fn a_pause_loses_nothing() {
         assert_eq!(got.into_iter().collect::<BTreeSet<_>>().len(), 20);
         consumer.shutdown().await.unwrap();
     }
+}
+
+/// Makes a consumer, whose next change through the handle that is returned first is refused (1020), because the consumer is reset
+/// meanwhile.
+async fn reset_before_next_change(fixture: &ConsumerFixture) -> ConsumerHandle {
+    let (handle, other) = (fixture.bus.consumer("c").unwrap(), fixture.handle());
+    let gate = Gate::default();
+    let mut next = Some(CommitFault::Hold(gate.clone()));
+    fixture.faults.plan_commits(move |_| next.take());
+    tokio::spawn(async move {
+        gate.reached().await;
+        other.reset(Start::Now, true).await.unwrap();
+        gate.open();
+    });
+    handle
+}
+
+/// Bug: a change that the store had refused for certain, because somebody had reset the consumer, counted as done.
+#[tokio::test(start_paused = true)]
+async fn a_change_that_met_a_reset_is_made() {
+    let fixture = ConsumerFixture::new(1).await;
+    let other = fixture.handle();
+    other.create(&ConsumerSettings::default()).await.unwrap();
+    let handle = reset_before_next_change(&fixture).await;
+    within("the pause", handle.pause()).await.unwrap();
+    assert!(other.status().await.unwrap().is_paused);
+    let handle = reset_before_next_change(&fixture).await;
+    within("the resumption", handle.resume()).await.unwrap();
+    assert!(!other.status().await.unwrap().is_paused);
+    let handle = reset_before_next_change(&fixture).await;
+    within("the deletion", handle.delete(true)).await.unwrap();
+    assert!(matches!(other.status().await, Err(Error::NoConsumer { .. })));
 }

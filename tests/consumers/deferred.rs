@@ -243,6 +243,33 @@ async fn a_discarded_id_is_not_worked_on_again_by_the_end_of_its_run() {
     }
 }
 
+/// Bug: a request to work again on all deferred ids also had an id worked on that had just been given up.
+#[tokio::test(start_paused = true)]
+async fn a_discarded_id_is_not_deferred_any_longer() {
+    let fixture = ConsumerFixture::new(1).await;
+    fixture.create(["bad", "good"]).await;
+    let is_repaired = Arc::new(AtomicBool::new(false));
+    let repaired = Arc::clone(&is_repaired);
+    let log = Log::doing(move |_: Work<Notification>| {
+        let is_repaired = repaired.load(Ordering::Relaxed);
+        async move { if is_repaired { Ok(()) } else { Err("the mail server is away".into()) } }
+    });
+    let options = hinted().attempts_max(1).backoff_min(Duration::from_mins(1));
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    let handle = fixture.handle();
+    until("both are deferred", async || handle.deferred(None, 10).await.unwrap().len() == 2).await;
+    handle.pause().await.unwrap();
+    assert!(handle.discard(b"bad").await.unwrap());
+    is_repaired.store(true, Ordering::Relaxed);
+    let before = log.calls();
+    assert_eq!(handle.again("*", true).await.unwrap(), 1);
+    handle.resume().await.unwrap();
+    fixture.until_done().await;
+    assert_eq!(log.names()[before..], ["good"]);
+    consumer.shutdown().await.unwrap();
+}
+
 /// A discarded run can no longer commit anything.
 #[tokio::test(start_paused = true)]
 async fn a_discarded_run_commits_nothing() {

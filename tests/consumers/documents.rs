@@ -14,10 +14,10 @@ use notibus::{
     consumer::{Batch, Consumer, ConsumerOptions, FailurePolicy, Work},
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, RwLock};
 
 use crate::{
-    common::{db, joined, record, until, within},
+    common::{self, db, joined, record, until, within},
     fixture::{ConsumerFixture, Given, Log, hinted, names, pass},
 };
 
@@ -269,6 +269,26 @@ async fn every_document_comes_once() {
     consumer.shutdown().await.unwrap();
 }
 
+/// Bug: only the member that removed the consumer of a gone feed ended. Those on other nodes waited forever.
+#[tokio::test(start_paused = true)]
+async fn all_members_of_a_gone_feed_end() {
+    let documents = Documents::new(1).await;
+    let (changes, log) = (documents.fixture.other.changes(), Log::new());
+    let first = documents.ids(&documents.fixture.bus, ConsumerOptions::default(), &log).await;
+    let second = documents.ids(&documents.fixture.other, ConsumerOptions::default(), &log).await;
+    until("one has the shard", async || first.shards().len() + second.shards().len() == 1).await;
+    let remove = async |tx: Transaction| {
+        changes.remove(&tx, &documents.docs);
+        Ok(())
+    };
+    documents.fixture.store.run(remove).await.unwrap();
+    for member in [first, second] {
+        let ended = within("it ends", member.ended()).await;
+        assert!(matches!(ended, Error::NoFeed { .. }), "{ended}");
+        member.shutdown().await.unwrap();
+    }
+}
+
 /// Regression: if a database was created again in the same fold, the consumers of its documents were notified only for the new instance,
 /// and continued with the old one until their next poll: 39 s. The consumers here never poll.
 #[tokio::test(start_paused = true)]
@@ -366,4 +386,34 @@ async fn keys_of_the_longest_ids_are_removed() {
     documents.fixture.until_done().await;
     assert!(log.names().contains(&"last".to_owned()));
     consumer.shutdown().await.unwrap();
+}
+
+/// Bug: the row of a document whose only revision is a first one counted as that of a new document, which nobody works on. But the document
+/// may have had a row before, whose revision was purged.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_has_not_caught_up_while_it_works_on_a_purged_revision() {
+    let documents = Documents::new(1).await;
+    let (works, is_working) = (Arc::new(RwLock::new(())), Arc::new(AtomicBool::new(false)));
+    let (end, working) = (Arc::clone(&works), Arc::clone(&is_working));
+    let log = Log::doing(move |_: Work<Change>| {
+        let (end, working) = (Arc::clone(&end), Arc::clone(&working));
+        async move {
+            working.store(true, Ordering::Relaxed);
+            drop(end.read().await);
+            Ok(())
+        }
+    });
+    let _works = works.write().await;
+    // Otherwise the work would be deferred after a while.
+    let options = hinted().checkpoint_interval(common::NEVER);
+    let consumer = Arc::new(documents.ids(&documents.fixture.bus, options, &log).await);
+    let first = documents.edit("a", 1, None).await;
+    until("the work", async || is_working.load(Ordering::Relaxed)).await;
+    let waiting = Arc::clone(&consumer);
+    let caught_up = tokio::spawn(async move { waiting.caught_up().await });
+    pass(Duration::from_secs(1)).await;
+    documents.edit("a", 1, Some(first)).await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert!(!caught_up.is_finished(), "the work on the first edit has not ended");
+    caught_up.abort();
 }

@@ -16,6 +16,9 @@ use crate::{
 /// The format of stored rows.
 const FORMAT: u16 = 1;
 
+/// The format of a row whose revision is a first one, although the document had a row before: that revision was purged.
+const FORMAT_PURGED: u16 = 2;
+
 /// The id of a document: UTF-8, 1 to 8,192 bytes, where a zero byte counts as two. Clones are cheap.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocId(Arc<str>);
@@ -130,11 +133,17 @@ impl DocSummary {
     }
 
     /// Returns the stored form, a tuple: sequence format, document id, revision position, revision hash, branch count, whether it is not
-    /// deleted (CouchDB RFC 003).
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+    /// deleted (CouchDB RFC 003). `replaces` says whether the document had a row before.
+    pub(crate) fn to_bytes(&self, replaces: bool) -> Vec<u8> {
         let hash = foundationdb_tuple::Bytes::from(&self.revision.hash[..]);
+        let format = if replaces && self.is_first_edit() { FORMAT_PURGED } else { FORMAT };
         let Self { id, revision, branches, is_deleted } = self;
-        foundationdb_tuple::pack(&(FORMAT, id.as_str(), revision.position, hash, *branches, !is_deleted))
+        foundationdb_tuple::pack(&(format, id.as_str(), revision.position, hash, *branches, !is_deleted))
+    }
+
+    /// Whether the revision is the only one that the document has ever had, unless others were purged.
+    fn is_first_edit(&self) -> bool {
+        self.revision.position == 1 && self.branches == 1
     }
 }
 
@@ -149,8 +158,9 @@ pub struct Change {
     pub doc: DocSummary,
 }
 
-impl FeedRow for Change {
-    fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self> {
+impl Change {
+    /// Decodes a row as [`FeedRow::from_stored`] does, and whether the document had a row before.
+    pub(crate) fn decode(sequence: Sequence, bytes: &[u8]) -> Result<(Self, bool)> {
         let corrupt = |reason: String| Error::corrupt("change", reason);
         let (format, id, position, hash, branches, lives): (
             u16,
@@ -160,14 +170,21 @@ impl FeedRow for Change {
             u32,
             bool,
         ) = foundationdb_tuple::unpack(bytes).map_err(|error| corrupt(error.to_string()))?;
-        if format != FORMAT {
+        if ![FORMAT, FORMAT_PURGED].contains(&format) {
             return Err(corrupt(format!("format {format} is unknown")));
         }
         let id = DocId::new(&id).map_err(|error| corrupt(error.to_string()))?;
         let hash = (*hash).try_into().map_err(|_| corrupt(format!("a hash of {} bytes", hash.len())))?;
         let doc = DocSummary { id, revision: Revision { position, hash }, branches, is_deleted: !lives };
         doc.check().map_err(|error| corrupt(error.to_string()))?;
-        Ok(Self { sequence, doc })
+        let replaces = format == FORMAT_PURGED || !doc.is_first_edit();
+        Ok((Self { sequence, doc }, replaces))
+    }
+}
+
+impl FeedRow for Change {
+    fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self> {
+        Self::decode(sequence, bytes).map(|(row, _)| row)
     }
 
     fn sequence(&self) -> Sequence {
@@ -193,7 +210,7 @@ mod tests {
     #[test]
     fn golden_bytes() {
         let expected = [&[0x15, 1, 0x02, b'x', 0, 0x15, 3, 0x01][..], &[7; 16], &[0, 0x15, 2, 0x27]].concat();
-        assert_eq!(doc("x", 3, 2, false).to_bytes(), expected);
+        assert_eq!(doc("x", 3, 2, false).to_bytes(true), expected);
     }
 
     #[test]
@@ -208,16 +225,16 @@ mod tests {
 
     #[test]
     fn contradictory_bytes_are_refused() {
-        let good = doc("x", 3, 2, false).to_bytes();
+        let good = doc("x", 3, 2, false).to_bytes(true);
         let read = |bytes: &[u8]| Change::from_stored(Sequence::MIN, bytes);
         assert!(read(&good).is_ok());
         assert!(read(&good[..good.len() - 1]).is_err());
         assert!(read(&[&good[..], &[0x27]].concat()).is_err());
         for bad in [doc("x", 0, 1, false), doc("x", 1, 0, false)] {
-            assert!(bad.check().is_err() && read(&bad.to_bytes()).is_err());
+            assert!(bad.check().is_err() && read(&bad.to_bytes(true)).is_err());
         }
         let mut unknown = good;
-        unknown[1] = 2;
+        unknown[1] = 3;
         assert!(read(&unknown).is_err());
     }
 
@@ -240,10 +257,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trips(id in "\\PC{1,40}", position in 1..u64::MAX, branches in 1..u32::MAX, is_deleted: bool, hash: [u8; 16]) {
+        fn round_trips(id in "\\PC{1,40}", position in 1..4u64, branches in 1..3u32, is_deleted: bool, has_row: bool, hash: [u8; 16]) {
             let doc = DocSummary { revision: Revision { position, hash }, ..doc(&id, 1, branches, is_deleted) };
-            let read = Change::from_stored(Sequence::MAX, &doc.to_bytes()).unwrap();
+            let (read, replaces) = Change::decode(Sequence::MAX, &doc.to_bytes(has_row)).unwrap();
             prop_assert_eq!(&read.doc, &doc);
+            prop_assert_eq!(replaces, has_row || !doc.is_first_edit());
             prop_assert_eq!(doc.revision.to_string().parse::<Revision>().unwrap(), doc.revision);
         }
     }

@@ -50,7 +50,7 @@ const TOPOLOGIES_MAX: usize = 10_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChangesOptions {
-    /// The number of shards, 1 to 10,000. It can be changed at any time ([`Feed::reshard`]). Default: 1.
+    /// The number of shards, 1 to 1,000. It can be changed at any time ([`Feed::reshard`]). Default: 1.
     pub shards: u32,
     /// The scheme that routes documents to shards; [`SchemeId::PARTITION_KEY`] for partitioned databases. Default:
     /// [`SchemeId::ID`].

@@ -95,7 +95,7 @@ impl<'a> ChangesWriter<'a> {
         })?;
         let feed = RawFeed::new(context, &self.feed);
         let (of, place) = ((id.as_bytes(), previous), RowPlace { order, is_first });
-        append(self.tx, feed, &self.topology, of, place, &doc.to_bytes())?;
+        append(self.tx, feed, &self.topology, of, place, &doc.to_bytes(previous.is_some()))?;
         if doc.id.is_design() {
             // An id that is too long for an event is left out, but the event itself is needed.
             producer.ddoc_updated(self.tx, self.db, DdocId::new(id).ok().as_ref());

@@ -18,7 +18,7 @@ use crate::{
         env::Env,
         error::{Error, Result},
         event::DbInstance,
-        filter::{Filter, glob_matcher},
+        filter::{Filter, GlobMatcher},
     },
     state::{
         feed::{RawFeed, Topology},
@@ -224,15 +224,20 @@ impl ConsumerHandle {
     }
 
     /// Changes the consumer that has the name when the call begins. After an unknown result the change is tried again, unless the consumer
-    /// has been deleted or reset by then, either by the first attempt or by somebody else.
+    /// has been deleted by then, or has been reset and is to be reset, either by the first attempt or by somebody else.
     async fn change(&self, force: bool, change: &Change) -> Result<()> {
         let attempted = &Mutex::new(None);
         let run = async |tx: Transaction| {
             let row = self.row(&tx, Isolation::Serializable).await?;
-            let before = *attempted.lock();
-            let row = row.filter(|row| before.is_none_or(|before| before == (row.identity, row.generation)));
-            let Some(row) = row else {
-                return if before.is_some() { Ok(()) } else { Err(self.missing()) };
+            let (before, is_in_doubt) = (*attempted.lock(), tx.may_have_committed());
+            let is_reset = is_in_doubt && matches!(change, Change::Reset(_));
+            let is_due = |row: &ConsumerRow| {
+                before.is_none_or(|(identity, generation)| {
+                    identity == row.identity && (!is_reset || generation == row.generation)
+                })
+            };
+            let Some(row) = row.filter(is_due) else {
+                return if is_in_doubt { Ok(()) } else { Err(self.missing()) };
             };
             if !force {
                 let members = members(&tx, &self.context.keys, &self.name.role()).await?.len();
@@ -368,7 +373,7 @@ impl ConsumerHandle {
     ///
     /// Fails with [`Error::NoConsumer`], and with [`Error::Invalid`] if the glob is malformed.
     pub async fn again(&self, ids: &str, only_deferred: bool) -> Result<u64> {
-        let glob = glob_matcher(ids)?;
+        let glob = GlobMatcher::new(ids)?;
         let is_meant = |id: &[u8]| std::str::from_utf8(id).is_ok_and(|id| glob.is_match(id));
         let (store, keys) = (&self.context.store, &self.context.keys);
         let row = store.run(async |tx| self.existing(&tx, Isolation::Snapshot).await).await?;
@@ -390,7 +395,9 @@ impl ConsumerHandle {
             found.retain(|id| is_meant(id));
             for some in parts(&found) {
                 let again = draw(self.env());
-                count += store.run(async |tx| self.again_in(&tx, &row, some, again).await).await?;
+                count += store
+                    .run(async |tx| self.again_in(&tx, &row, (some, only_deferred), again).await)
+                    .await?;
             }
             rest = after;
         }
@@ -401,7 +408,7 @@ impl ConsumerHandle {
         &self,
         tx: &Transaction,
         known: &ConsumerRow,
-        ids: &[Bytes],
+        (ids, only_deferred): (&[Bytes], bool),
         again: [u8; 16],
     ) -> Result<u64> {
         let row = self.row(tx, Isolation::Serializable).await?.filter(|row| row.identity == known.identity);
@@ -410,15 +417,27 @@ impl ConsumerHandle {
         let keys = ids.iter().map(|id| async {
             let key = self.key_of(tx, &row, id).await?;
             let stored = self.deferred_at(tx, &key, Isolation::Serializable).await?;
-            Ok::<_, Error>((key, stored))
+            let newest = self.context.keys.newest(&row.feed, id);
+            let newest = if only_deferred { tx.get(&newest, Isolation::Snapshot).await? } else { None };
+            let newest = newest.map(|newest| Sequence::from_bytes(&newest)).transpose()?;
+            Ok::<_, Error>((key, stored, newest))
         });
-        for (key, stored) in futures_util::future::try_join_all(keys).await? {
+        let mut count = 0;
+        for (key, stored, newest) in futures_util::future::try_join_all(keys).await? {
+            // The key of an id that was discarded remains until a member has handled it.
+            let is_unfinished = |row: &DeferredRow| {
+                row.again.is_some() || newest.is_none_or(|newest| row.done.is_news(newest))
+            };
+            if only_deferred && !stored.as_ref().is_some_and(is_unfinished) {
+                continue;
+            }
+            count += 1;
             let deferred = stored.unwrap_or_else(|| DeferredRow::new(row.start));
             let deferred = DeferredRow { due: Due::NOW, again: Some(again), ..deferred };
             tx.set(&key, &deferred.to_bytes());
         }
         changed(tx, &self.context.keys, &self.name.pool());
-        Ok(ids.len() as u64)
+        Ok(count)
     }
 
     /// Returns the key of `id`: in the shard in which the id is worked on, or in a drained shard from which the key has yet to be moved.

@@ -227,9 +227,8 @@ impl Member {
     fn is_wanted(&self, row: &StoredRow, since: &Cursor, barrier: Option<Sequence>) -> bool {
         let is_later = barrier.is_some_and(|barrier| row.sequence > barrier);
         if self.feed.instance().is_some() {
-            // A row for the first edit of a document cannot have moved from an earlier position.
-            let may_have_moved = |row: Change| row.doc.revision.position > 1 || row.doc.branches > 1;
-            return !is_later || Change::from_stored(row.sequence, &row.value).is_ok_and(may_have_moved);
+            // The row of a new document cannot have moved from an earlier position.
+            return !is_later || Change::decode(row.sequence, &row.value).is_ok_and(|(_, replaces)| replaces);
         }
         // Nobody wants a row that cannot be decoded.
         Notification::from_stored(row.sequence, &row.value).is_ok_and(|row| {

@@ -177,14 +177,21 @@ impl Member {
         ended.clone().expect("it was waited for")
     }
 
-    /// Reads the shards with checkpoints, and those of the next topology entry if theirs is closed. Fails if the consumer was deleted and
-    /// created again with another feed or filter.
+    /// Reads the shards with checkpoints, and those of the next topology entry if theirs is closed. Ends the member if its feed is gone.
+    /// Fails if the consumer was deleted and created again with another feed or filter.
     pub async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
         let (checkpoints, row) = tokio::try_join!(self.checkpoints(tx), self.row(tx, Isolation::Snapshot))?;
         let mut shards: Vec<_> = checkpoints.into_iter().map(|(shard, _)| shard).collect();
         if row.as_ref().is_some_and(|row| row.feed != self.feed || row.filter != self.filter.hash()) {
             self.end(self.missing());
             return Err(self.missing());
+        }
+        // The member that found the feed gone has removed the consumer.
+        if row.is_none()
+            && let Err(gone @ Error::NoFeed { .. }) =
+                Topology::read(tx, self.feed(), Isolation::Snapshot).await
+        {
+            self.end(gone);
         }
         let identity = row.map(|row| (row.identity, row.generation));
         let first = shards.first().copied();

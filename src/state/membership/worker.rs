@@ -202,10 +202,10 @@ impl WorkerTask {
     /// Supervises the pool, whether the node is a member or not.
     async fn serve(&mut self) {
         loop {
-            let fallen_out = fallen_out(self.registration.clone(), self.joined);
+            let dropped_out = dropped_out(self.registration.clone(), self.joined);
             tokio::select! {
                 biased;
-                () = fallen_out => self.fall_out().await,
+                () = dropped_out => self.drop_out().await,
                 () = self.supervise() => return,
             }
         }
@@ -433,13 +433,13 @@ impl WorkerTask {
         }
     }
 
-    /// Counts and reports that another node took the lease of `resource`.
+    /// Counts and reports that the lease of `resource` is lost: another node took it, or its feed or consumer is gone.
     fn note_loss(&self, resource: u64) {
         self.member.stats.leases_lost.add(1);
         let pool = &*self.pool.name;
         let unsaid = self.member.stats.health.remark(self.env(), &format!("lost lease of the pool {pool}"));
         if let Some(unsaid) = unsaid {
-            tracing::warn!(pool, resource, unsaid, "lease lost to another node");
+            tracing::warn!(pool, resource, unsaid, "lease lost");
         }
     }
 
@@ -453,7 +453,7 @@ impl WorkerTask {
     }
 
     /// Aborts all jobs, because other nodes may have taken over long ago, and waits until the node is a member again.
-    async fn fall_out(&mut self) {
+    async fn drop_out(&mut self) {
         self.abort_all().await;
         let joined = self.registration.wait_for(Option::is_some).await;
         self.joined = *joined.expect("the sender is in what is shared");
@@ -479,7 +479,7 @@ impl WorkerTask {
         tokio::select! {
             biased;
             () = self.end_all() => return,
-            () = fallen_out(registration, joined) => {}
+            () = dropped_out(registration, joined) => {}
             () = deadline => {}
         }
         let (pool, jobs) = (&*self.pool.name, self.held.len());
@@ -579,7 +579,7 @@ async fn unless_left<T>(member: &Shared, work: impl Future<Output = Result<T>>) 
 }
 
 /// Completes once the node's membership is no longer `joined`.
-async fn fallen_out(mut registration: watch::Receiver<Registration>, joined: Registration) {
+async fn dropped_out(mut registration: watch::Receiver<Registration>, joined: Registration) {
     // If this fails, the heartbeat has ended, and will send nothing more.
     let _ = registration.wait_for(|registration| *registration != joined).await;
 }
