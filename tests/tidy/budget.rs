@@ -10,33 +10,33 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 175),
-    ("src/base", 3_625),
+    ("src/base", 3_685),
     ("src/store", 1_395),
     ("src/store/embedded", 5_805),
     ("src/store/fdb", 865),
     ("src/store/testing", 1_055),
-    ("src/state", 3_005),
+    ("src/state", 3_050),
     ("src/state/keys", 2_605),
     ("src/state/feed", 1_955),
     ("src/state/membership", 2_480),
     ("src/roles", 200),
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_990),
-    ("src/roles/dispatcher", 3_480),
+    ("src/roles/dispatcher", 3_590),
     ("src/roles/janitor", 780),
-    ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_440),
+    ("src/roles/changes", 875),
+    ("src/roles/consumer", 6_465),
     ("src/bus", 1_440),
     ("src/bus/relocation", 625),
-    ("src/front", 6_355),
-    ("src/bin", 2_365),
+    ("src/front", 6_390),
+    ("src/bin", 2_395),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_000;
+const SRC_LINES: usize = 48_320;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 212;
+const SRC_FILES: usize = 213;
 
 /// The most lines of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_440;
