@@ -504,7 +504,7 @@ async fn a_pause_loses_nothing() {
 
 /// Makes a consumer, whose next change through the handle that is returned first is refused (1020), because the consumer is reset
 /// meanwhile.
-async fn reset_before_next_change(fixture: &ConsumerFixture) -> ConsumerHandle {
+fn reset_before_next_change(fixture: &ConsumerFixture) -> ConsumerHandle {
     let (handle, other) = (fixture.bus.consumer("c").unwrap(), fixture.handle());
     let gate = Gate::default();
     let mut next = Some(CommitFault::Hold(gate.clone()));
@@ -523,13 +523,13 @@ async fn a_change_that_met_a_reset_is_made() {
     let fixture = ConsumerFixture::new(1).await;
     let other = fixture.handle();
     other.create(&ConsumerSettings::default()).await.unwrap();
-    let handle = reset_before_next_change(&fixture).await;
+    let handle = reset_before_next_change(&fixture);
     within("the pause", handle.pause()).await.unwrap();
     assert!(other.status().await.unwrap().is_paused);
-    let handle = reset_before_next_change(&fixture).await;
+    let handle = reset_before_next_change(&fixture);
     within("the resumption", handle.resume()).await.unwrap();
     assert!(!other.status().await.unwrap().is_paused);
-    let handle = reset_before_next_change(&fixture).await;
+    let handle = reset_before_next_change(&fixture);
     within("the deletion", handle.delete(true)).await.unwrap();
     assert!(matches!(other.status().await, Err(Error::NoConsumer { .. })));
 }

@@ -340,7 +340,9 @@ async fn a_barrier_waits_for_all_design_documents() {
     });
     let ids: Vec<DdocId> = (10..60).map(|n| DdocId::new(&format!("_design/{n}")).unwrap()).collect();
     let write = async |tx: Transaction| {
-        ids.iter().for_each(|id| producer.ddoc_updated(&tx, &database, Some(id)));
+        for id in &ids {
+            producer.ddoc_updated(&tx, &database, Some(id));
+        }
         Ok(())
     };
     let version = bus.run_exactly_once(None, write).await.unwrap().committed.versionstamp.version();

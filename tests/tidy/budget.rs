@@ -22,7 +22,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles", 200),
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_990),
-    ("src/roles/dispatcher", 3_590),
+    ("src/roles/dispatcher", 3_595),
     ("src/roles/janitor", 780),
     ("src/roles/changes", 875),
     ("src/roles/consumer", 6_465),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_320;
+const SRC_LINES: usize = 48_330;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 213;

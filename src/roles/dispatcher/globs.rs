@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use globset::GlobSet;
 
-use super::patterns::{Pattern, text};
 use crate::base::filter::build_glob;
 
 /// The maximum number of globs in a large set, because a compiled set has a limited number of states.
@@ -16,34 +15,38 @@ const GLOBS_PER_SET: usize = 1_000;
 /// The maximum number of globs in the small set.
 const SMALL_MAX: usize = 32;
 
-/// The globs of all patterns.
-#[derive(Default)]
-pub(super) struct Globs {
+/// The globs of all patterns `P`.
+pub(super) struct Globs<P> {
     /// The globs that were added last.
-    small: Compiled,
-    large: Vec<Compiled>,
+    small: Compiled<P>,
+    large: Vec<Compiled<P>>,
 }
 
 /// A set of globs.
-#[derive(Default)]
-struct Compiled {
+struct Compiled<P> {
     /// `None` if globs have been added since the set was compiled.
     set: Option<GlobSet>,
-    /// The pattern of each glob in the set, and which of its atoms the glob is; `None` once the pattern is gone.
-    globs: Vec<Option<(Arc<Pattern>, u32)>>,
+    /// The pattern and the text of each glob in the set; `None` once the pattern is gone.
+    globs: Vec<Option<(Arc<P>, Arc<str>)>>,
     /// How many of them are gone.
     gone: usize,
 }
 
-impl Globs {
-    /// Adds the glob that is the atom number `atom` of `pattern`.
-    pub fn add(&mut self, pattern: &Arc<Pattern>, atom: u32) {
-        self.small.globs.push(Some((Arc::clone(pattern), atom)));
+impl<P> Default for Globs<P> {
+    fn default() -> Self {
+        Self { small: Compiled::new(Vec::new()), large: Vec::new() }
+    }
+}
+
+impl<P> Globs<P> {
+    /// Adds a glob of `pattern`.
+    pub fn add(&mut self, pattern: &Arc<P>, glob: &Arc<str>) {
+        self.small.globs.push(Some((Arc::clone(pattern), Arc::clone(glob))));
         self.small.set = None;
     }
 
     /// Removes all globs of `pattern`.
-    pub fn remove(&mut self, pattern: &Arc<Pattern>) {
+    pub fn remove(&mut self, pattern: &Arc<P>) {
         self.small.remove(pattern);
         self.large.retain_mut(|large| {
             large.remove(pattern);
@@ -60,10 +63,10 @@ impl Globs {
                         last.globs.push(glob);
                         last.set = None;
                     }
-                    None => self.large.push(Compiled { globs: vec![glob], ..Compiled::default() }),
+                    None => self.large.push(Compiled::new(vec![glob])),
                 }
             }
-            self.small = Compiled { set: Some(GlobSet::empty()), ..Compiled::default() };
+            self.small.set = Some(GlobSet::empty());
         }
         let mut at = 0;
         while let Some(large) = self.large.get_mut(at) {
@@ -72,19 +75,23 @@ impl Globs {
             } else {
                 // Together the globs are too large for one set.
                 let other = large.globs.split_off(large.globs.len() / 2);
-                self.large.insert(at + 1, Compiled { globs: other, ..Compiled::default() });
+                self.large.insert(at + 1, Compiled::new(other));
             }
         }
     }
 
     /// Returns the patterns of the globs that match `name`. [`Globs::compile`] must have been called since the last change.
-    pub fn matching(&self, name: &str) -> impl Iterator<Item = &Arc<Pattern>> {
+    pub fn matching(&self, name: &str) -> impl Iterator<Item = &Arc<P>> {
         std::iter::once(&self.small).chain(&self.large).flat_map(move |some| some.matching(name))
     }
 }
 
-impl Compiled {
-    fn remove(&mut self, pattern: &Arc<Pattern>) {
+impl<P> Compiled<P> {
+    fn new(globs: Vec<Option<(Arc<P>, Arc<str>)>>) -> Self {
+        Self { set: None, globs, gone: 0 }
+    }
+
+    fn remove(&mut self, pattern: &Arc<P>) {
         for glob in &mut self.globs {
             let taken = glob.take_if(|(of, _)| Arc::ptr_eq(of, pattern));
             self.gone += usize::from(taken.is_some());
@@ -104,14 +111,14 @@ impl Compiled {
         self.globs.retain(Option::is_some);
         self.gone = 0;
         let mut builder = GlobSet::builder();
-        for glob in self.globs.iter().flatten() {
-            builder.add(build_glob(text(glob)).expect("it was built when its filter was"));
+        for (_, glob) in self.globs.iter().flatten() {
+            builder.add(build_glob(glob).expect("it was built when its filter was"));
         }
         self.set = match builder.build() {
             Ok(set) => Some(set),
             Err(_) if self.globs.len() > 1 => None,
             Err(error) => {
-                let glob = self.globs[0].as_ref().map(text);
+                let glob = self.globs[0].as_ref().map(|(_, glob)| &**glob);
                 tracing::error!(%error, glob, "a glob cannot be compiled, and matches nothing");
                 Some(GlobSet::empty())
             }
@@ -119,7 +126,7 @@ impl Compiled {
         self.set.is_some()
     }
 
-    fn matching(&self, name: &str) -> impl Iterator<Item = &Arc<Pattern>> {
+    fn matching(&self, name: &str) -> impl Iterator<Item = &Arc<P>> {
         let matched = self.set.iter().flat_map(move |set| set.matches(name));
         matched.filter_map(|index| self.globs[index].as_ref()).map(|(pattern, _)| pattern)
     }
@@ -127,31 +134,31 @@ impl Compiled {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::patterns::Patterns, *};
-    use crate::base::filter::Filter;
+    use super::*;
 
     /// Bug: each new glob had all others compiled again, so one client that came and went delayed the tail.
     #[test]
     fn a_new_glob_has_few_others_compiled_again() {
-        let mut patterns = Patterns::new();
-        let mut join = |n: usize| patterns.join(Filter::glob(&format!("*{n}?")).unwrap().key(), 0);
-        let joined: Vec<_> = (0..3_000).map(&mut join).collect();
+        let patterns: Vec<_> = (0..3_032).map(Arc::new).collect();
+        let add = |globs: &mut Globs<usize>, n: usize| globs.add(&patterns[n], &format!("*{n}?").into());
         let mut globs = Globs::default();
-        joined.iter().for_each(|pattern| globs.add(pattern, 0));
+        (0..3_000).for_each(|n| add(&mut globs, n));
         globs.compile();
         assert_eq!(globs.large.iter().map(|large| large.globs.len()).collect::<Vec<_>>(), [1_000; 3]);
         assert_eq!(globs.matching("db1234x").count(), 4, "those of 4, 34, 234 and 1234");
         for n in 3_000..3_032 {
-            globs.add(&join(n), 0);
+            add(&mut globs, n);
             assert!(globs.large.iter().all(|large| large.set.is_some()));
             globs.compile();
         }
         assert_eq!((globs.small.globs.len(), globs.large.len()), (32, 3));
         assert_eq!(globs.matching("db3031x").count(), 3, "those of 1, 31 and 3031");
-        globs.remove(&joined[34]);
+        globs.remove(&patterns[34]);
         assert!(globs.large.iter().all(|large| large.set.is_some()));
         assert_eq!(globs.matching("db1234x").count(), 3);
-        joined.iter().for_each(|pattern| globs.remove(pattern));
+        for pattern in &patterns {
+            globs.remove(pattern);
+        }
         globs.compile();
         assert!(globs.large.is_empty());
     }

@@ -49,8 +49,7 @@ struct ByText {
     lengths: BTreeMap<usize, usize>,
 }
 
-/// Returns the text of an atom, given its pattern and its number there.
-pub(super) fn text((pattern, atom): &(Arc<Pattern>, u32)) -> &str {
+fn text((pattern, atom): &(Arc<Pattern>, u32)) -> &str {
     &pattern.key.atoms[*atom as usize].text
 }
 
@@ -102,7 +101,7 @@ pub(super) struct Patterns {
     /// The other patterns, by [`MatchedBy`].
     by: [ByText; 4],
     /// The globs, compiled.
-    globs: Globs,
+    globs: Globs<Pattern>,
     /// The indexes of patterns whose subscribers take rounds, or took some. They are kept outside the patterns, most of which have none.
     newest: BTreeMap<PatternKey, Weak<Mutex<Newest>>>,
 }
@@ -137,10 +136,10 @@ impl Patterns {
             return Arc::clone(pattern);
         }
         let pattern = Pattern::new(key, begin);
-        for (index, Atom { by, .. }) in (0..).zip(&pattern.key.atoms) {
+        for (index, Atom { by, text }) in (0..).zip(&pattern.key.atoms) {
             self.by[*by as usize].insert(&pattern, index);
             if *by == MatchedBy::Glob {
-                self.globs.add(&pattern, index);
+                self.globs.add(&pattern, text);
             }
         }
         pattern
