@@ -405,6 +405,7 @@ impl Acceptor {
     fn serve(&self, socket: TcpStream, watcher: Watcher, tasks: &mut JoinSet<()>) {
         if let Err(error) = prepare(&socket, &self.options) {
             tracing::debug!(%error, "a connection was closed at once");
+            return;
         }
         let service = TowerToHyperService::new(self.router.clone());
         let connection = self.http.serve_connection(TokioIo::new(socket), service);

@@ -77,7 +77,7 @@ impl NodeOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BalanceOptions {
-    /// How often the node checks whether nodes or leases have changed. Default: 1 s.
+    /// How often the node checks whether nodes or leases have changed, at least 1 ms. Default: 1 s.
     pub interval: Duration,
     /// How long an owner may take to end its work when another node should own the lease. After that, the other node takes the lease
     /// anyway. Default: 10 s. [`Duration::MAX`] means "never".
@@ -97,8 +97,8 @@ impl Default for BalanceOptions {
 impl BalanceOptions {
     /// Fails if an option is outside its limits.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.interval.is_zero() {
-            return Err(Error::invalid("balance interval", "it is zero"));
+        if self.interval < Duration::from_millis(1) {
+            return Err(Error::invalid("balance interval", "it is less than 1 ms"));
         }
         Ok(())
     }
