@@ -42,6 +42,9 @@ pub struct Shared {
     phase: AtomicU8,
     /// The number of actors at work that end by themselves after the faults: producers, operators, and processes that are starting.
     busy: AtomicUsize,
+    /// Each process with a mirror holds a clone until the mirror is judged at rest. The mirror may still wait for folds of stale events,
+    /// about which no promise says anything: notifiers run until no process holds a clone.
+    pub unjudged: Arc<()>,
 }
 
 /// Counts an actor as at work until this value is dropped.
@@ -79,6 +82,7 @@ impl Shared {
             random: Mutex::new(random),
             phase: AtomicU8::new(Phase::Chaos as u8),
             busy: AtomicUsize::new(0),
+            unjudged: Arc::default(),
         })
     }
 

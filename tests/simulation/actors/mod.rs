@@ -22,7 +22,11 @@ use futures_util::future::join_all;
 use notibus::{Bus, BusOptions, Cursor, Error, Node, Result, node::Role, store::Store};
 use tokio::task::JoinSet;
 
-use self::{catalogue::Catalogue, context::ActorContext, receiver::Dispatchers};
+use self::{
+    catalogue::Catalogue,
+    context::{ActorContext, POLL_INTERVAL},
+    receiver::Dispatchers,
+};
 use super::{
     draw::ProcessPlan,
     guarantee::Guarantee,
@@ -155,6 +159,7 @@ async fn serve(
             tasks.spawn(documents::read(actor.clone(), Arc::downgrade(dispatcher)));
         }
     }
+    let unjudged = mirrored.is_some().then(|| Arc::clone(&actor.shared.unjudged));
     let web = match (dispatcher, options.web) {
         (Some(dispatcher), Some(plan)) => Some(web::Web::start(actor, dispatcher, plan)?),
         _ => None,
@@ -169,6 +174,10 @@ async fn serve(
     tokio::join!(workers, actor.until_the_end());
     if actor.shared.phase() == Phase::End {
         judge_at_rest(actor, mirrored).await;
+        drop(unjudged);
+        while Arc::strong_count(&actor.shared.unjudged) > 1 {
+            actor.store.env().sleep(POLL_INTERVAL).await;
+        }
     }
     let mut ends = Vec::new();
     if let Some(notifier) = notifier {
