@@ -121,6 +121,25 @@ async fn only_time_in_which_a_janitor_works_makes_old() {
     assert_eq!(row(&bus, &db("gone", 1)).await, None);
 }
 
+/// Regression: a janitor saved an age mark only once in a sixteenth of the retention, and the next one continued from the last mark. Where no
+/// janitor worked for so long, no tombstone was ever dropped.
+#[tokio::test(start_paused = true)]
+async fn tombstones_age_although_each_janitor_works_for_a_short_time() {
+    let store = Store::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    deleted(&store, &bus, "gone").await;
+    let mut janitors = 0;
+    while row(&bus, &db("gone", 1)).await.is_some() {
+        let janitor = frequent(&bus).await;
+        pass(RETENTION / 40).await;
+        janitor.shutdown().await.unwrap();
+        janitors += 1;
+        assert!(janitors < 70, "each of them has worked for an interval of a 60th of the retention");
+    }
+    assert!(janitors >= 40, "{janitors} have worked for a 40th of the retention each");
+}
+
 #[tokio::test(start_paused = true)]
 async fn of_two_janitors_one_works_and_the_other_takes_over() {
     let store = Store::memory();

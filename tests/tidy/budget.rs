@@ -23,9 +23,9 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_990),
     ("src/roles/dispatcher", 3_595),
-    ("src/roles/janitor", 780),
+    ("src/roles/janitor", 745),
     ("src/roles/changes", 875),
-    ("src/roles/consumer", 6_465),
+    ("src/roles/consumer", 6_470),
     ("src/bus", 1_440),
     ("src/bus/relocation", 625),
     ("src/front", 6_390),
@@ -33,13 +33,13 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_330;
+const SRC_LINES: usize = 48_300;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 213;
+const SRC_FILES: usize = 214;
 
 /// The most lines of `tests/simulation`.
-const SIMULATION_LINES: usize = 10_440;
+const SIMULATION_LINES: usize = 10_450;
 
 /// The most rows of the catalogue of keys.
 const KEY_FAMILIES: usize = 28;

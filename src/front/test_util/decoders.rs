@@ -20,7 +20,7 @@ use crate::{
         feed::FeedRow,
         keys::{
             Config, ConsumerName, ConsumerRow, DeferredRow, FoldMark, Keys, Lease, MemberlessSince, NodeId,
-            NodeRow, RowSpace, ShardId, TopologyRow, watermark,
+            NodeRow, RowSpace, RunResult, ShardId, TopologyRow, watermark,
         },
     },
 };
@@ -115,6 +115,7 @@ fn values(input: &[u8]) {
     round(input, DeferredRow::from_bytes, DeferredRow::to_bytes);
     round(input, MemberlessSince::from_bytes, |it| it.to_bytes());
     drop(watermark(input));
+    drop(RunResult::from_bytes(input));
     round(input, FoldMark::from_bytes, |it| it.to_bytes());
     round(input, Lease::from_bytes, |it| it.to_bytes());
     round(input, NodeRow::from_bytes, |it| it.to_bytes());

@@ -4,6 +4,10 @@
 //! to which everything is finished, and a **key** for each exception: an id whose work failed, stalled or takes long, was committed out of
 //! order, or was requested again. No row is ever copied.
 //!
+//! Work on an id that commits nothing by itself is known to be finished only in memory until the checkpoint has passed it, so it is repeated
+//! after a crash. A transaction that a batch commits saves the checkpoint itself. A shard begins at its checkpoint or at the consumer's low
+//! watermark, whichever is later.
+//!
 //! ```text
 //!  shard 1   ─ a ── b ── c ── d ── e ─────►         no key:  done if the newest row is at or before C
 //!                        C              read        a key:   done if the newest row is at or before `done`,

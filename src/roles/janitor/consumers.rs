@@ -1,23 +1,21 @@
 //! Deletes consumers that have had no member for longer than the expiry they were created with.
 //!
-//! Instead of comparing clocks, the janitor counts the total time that janitors have worked, which does not advance while none works. When
-//! a pass first finds a consumer without members, it saves that time, because the consumer may have had a member until now. A later pass
-//! deletes the consumer once the saved time is further back than the expiry. A pass that finds a member removes the saved time, and so does
-//! a node in the transaction that makes it a member. So a consumer may be deleted later than promised, but never sooner. A pass can be
-//! repeated: it writes the same rows again.
+//! When a pass first finds a consumer without members, it saves the time of its [`JanitorClock`], because the consumer may have had a member
+//! until now. A later pass deletes the consumer once the saved time is further back than the expiry. A pass that finds a member removes the
+//! saved time, and so does a node in the transaction that makes it a member. So a consumer may be deleted later than promised, but never
+//! sooner. A pass can be repeated: it writes the same rows again.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::{StreamExt, future::try_join_all, stream};
 
-use super::pass::{Failed, Pass};
+use super::{
+    clock::JanitorClock,
+    pass::{Failed, Pass},
+};
 use crate::{
     base::{
         encoding::Sequence,
-        env::Env,
         error::{Error, Result},
     },
     state::{
@@ -33,33 +31,12 @@ const PAGE_ROWS: usize = 100;
 /// How many consumers are judged at once, each in a transaction of its own.
 const JUDGED_AT_ONCE: usize = 16;
 
-/// The total time that janitors have worked, continued by the current one.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct WorkedTime {
-    /// A lower bound of how long earlier janitors worked, and when this one began, on its own clock. `None` until the bound has been read.
-    began: Option<(Duration, Duration)>,
-}
-
-impl WorkedTime {
-    /// Returns the time worked until now, in milliseconds.
-    fn now_ms(self, env: &Env) -> u64 {
-        let (earlier, began) = self.began.unwrap_or((Duration::ZERO, env.now()));
-        let worked = earlier.saturating_add(env.now().saturating_sub(began));
-        u64::try_from(worked.as_millis()).unwrap_or(u64::MAX)
-    }
-}
-
 impl Pass<'_> {
     /// Deletes the consumers that have expired. A consumer that cannot be judged does not keep others from being deleted.
-    pub async fn expire_consumers(&self, worked: &mut WorkedTime) -> Result<()> {
-        let (env, consumers) = (self.context.env(), self.expiring_consumers().await?);
-        if worked.began.is_none() {
-            let earlier_ms = self.worked_before_consumers(&consumers).await?;
-            worked.began = Some((Duration::from_millis(earlier_ms), env.now()));
-        }
-        let worked = *worked;
+    pub async fn expire_consumers(&self, clock: JanitorClock) -> Result<()> {
+        let consumers = self.expiring_consumers().await?;
         let judged = consumers.iter().map(|(name, row)| async move {
-            (name, self.write(async |tx| self.expire_consumer(&tx, name, row, worked).await).await)
+            (name, self.write(async |tx| self.expire_consumer(&tx, name, row, clock).await).await)
         });
         // Collected first, because otherwise the compiler cannot name the type of the futures.
         let judged: Vec<_> = judged.collect();
@@ -72,22 +49,6 @@ impl Pass<'_> {
             }
         }
         failed.end()
-    }
-
-    /// Returns a lower bound of how long earlier janitors worked, in milliseconds, from the times that they saved for `consumers`.
-    async fn worked_before_consumers(&self, consumers: &[(ConsumerName, ConsumerRow)]) -> Result<u64> {
-        let mut earlier_ms = 0;
-        for some in consumers.chunks(PAGE_ROWS) {
-            let read = async |tx: Transaction| {
-                let tx = &tx;
-                try_join_all(some.iter().map(|(name, _)| async move { self.memberless(tx, name).await }))
-                    .await
-            };
-            for since in self.read(read).await?.into_iter().flatten() {
-                earlier_ms = earlier_ms.max(since.alive_ms.saturating_add(since.idle_ms));
-            }
-        }
-        Ok(earlier_ms)
     }
 
     async fn expiring_consumers(&self) -> Result<Vec<(ConsumerName, ConsumerRow)>> {
@@ -121,10 +82,10 @@ impl Pass<'_> {
         tx: &Transaction,
         consumer: &ConsumerName,
         row: &ConsumerRow,
-        worked: WorkedTime,
+        clock: JanitorClock,
     ) -> Result<bool> {
         let (keys, env) = (&self.context.keys, self.context.env());
-        let before_ms = worked.now_ms(env);
+        let before_ms = clock.now_ms(env);
         let (row_key, member) =
             (keys.consumer(consumer), RangeRead::new(keys.nodes_with(&consumer.role())).limit(1));
         let (stored, member, since) = tokio::try_join!(
@@ -142,7 +103,7 @@ impl Pass<'_> {
             return Ok(false);
         }
         // Without a saved time, a member may have been there until just before this read.
-        let alive_ms = since.map_or_else(|| worked.now_ms(env), |since| since.alive_ms);
+        let alive_ms = since.map_or_else(|| clock.now_ms(env), |since| since.alive_ms);
         let idle_ms = before_ms.saturating_sub(alive_ms);
         if idle_ms < row.expiry_ms {
             tx.set(&key, &MemberlessSince { alive_ms, idle_ms }.to_bytes());

@@ -7,6 +7,7 @@
 //!
 //! It works in bounded transactions at batch priority, which a busy cluster defers.
 
+mod clock;
 mod consumers;
 mod pass;
 mod tombstones;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use futures_util::{FutureExt, future::BoxFuture};
 
 pub use self::pass::JanitorOptions;
-use self::{consumers::WorkedTime, pass::Pass, tombstones::JanitorClock};
+use self::{clock::JanitorClock, pass::Pass};
 use crate::{
     base::{
         encoding::Sequence,
@@ -74,11 +75,10 @@ impl Work for Cleaning {
     fn run(self: Arc<Self>, lease: Held, mut stop: Stop) -> BoxFuture<'static, Result<()>> {
         let work = async move {
             let pass = Pass { context: &self.context, lease: &lease, options: &self.options };
-            let mut age = pass.begin_age().await?;
+            let clock = pass.begin_clock().await?;
             let mut clean_to = Sequence::MIN;
-            let mut worked = WorkedTime::default();
             loop {
-                match pass.run(&mut age, &mut clean_to, &mut worked).await {
+                match pass.run(clock, &mut clean_to).await {
                     Ok(()) => {}
                     Err(error @ Error::LeaseLost { .. }) => return Err(error),
                     Err(error) => {
@@ -102,24 +102,19 @@ impl Work for Cleaning {
 
 impl Pass<'_> {
     /// Deletes what can be deleted. `clean_to` is the sequence up to which the last pass left no tombstone.
-    async fn run(
-        &self,
-        age: &mut JanitorClock,
-        clean_to: &mut Sequence,
-        worked: &mut WorkedTime,
-    ) -> Result<()> {
+    async fn run(&self, clock: JanitorClock, clean_to: &mut Sequence) -> Result<()> {
         // Nobody can tell what is old while the store is older than its own rows.
         self.read(async |tx| History::of(self.context).check(&tx, Claim::Rows).await).await?;
         // Each step runs even if another failed. Consumers come first, because their low watermarks hold back the deletion of tombstones.
-        let consumers = self.expire_consumers(worked).await;
-        let tombstones = self.run_tombstones(age, clean_to).await;
+        let consumers = self.expire_consumers(clock).await;
+        let tombstones = self.run_tombstones(clock, clean_to).await;
         let topologies = self.drop_topologies().await;
         let runs = self.forget_runs().await;
         consumers.and(tombstones).and(topologies).and(runs)
     }
 
-    async fn run_tombstones(&self, age: &mut JanitorClock, clean_to: &mut Sequence) -> Result<()> {
-        let old = self.old_up_to(age).await?;
+    async fn run_tombstones(&self, clock: JanitorClock, clean_to: &mut Sequence) -> Result<()> {
+        let old = self.old_up_to(clock).await?;
         let (dropped, to) = self.drop_tombstones(*clean_to, old).await?;
         *clean_to = to;
         self.context.stats.tombstones_dropped.add(dropped);

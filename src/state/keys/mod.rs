@@ -5,7 +5,7 @@
 //!
 //! | no. | family | key after the number | value | lifetime |
 //! |---|---|---|---|---|
-//! | 0 | config | | format, partitions, incarnation | as long as the bus |
+//! | 0 | config | nothing, or "import" | format, partitions, incarnation; none: a bus is being imported | as long as the bus, or the import |
 //! | 1 | counters | partition, name, instance, 0, slot | 5 lanes × 8 bytes, little-endian: created, deleted, updated, ddoc updated, of these with an id | from an event to its fold |
 //! | 1 | last update | partition, name, instance, 1, slot | versionstamp | from an event to its fold |
 //! | 1 | pending ddoc | partition, name, instance, 2, ddoc id | versionstamp | from an event to its fold |
@@ -19,7 +19,7 @@
 //! | 10 | role | cell, 1, node id, role | how many resources it may own | as long as the node lives and has the role |
 //! | 10 | role | cell, 2, role, node id | the same | the same |
 //! | 11 | lease | cell, pool, resource | epoch, owner | as long as the resource |
-//! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
+//! | 13 | age mark | milliseconds that janitors have worked | sequence | until a later one is as old as the retention, or takes its place |
 //! | 14 | pool version | cell, 3, number of the pool, which a few share | versionstamp of the last change of its members, leases or resources | as long as the bus |
 //! | 14 | node | cell, 4, node id | beat, token, start, its expiry | as long as the node lives |
 //! | 14 | common version | cell, 5 | versionstamp of the last change of any pool | as long as the bus |
