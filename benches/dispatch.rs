@@ -390,7 +390,7 @@ fn resting(_: &mut Criterion) {
         ("prefix", |_| Filter::prefix("db/")),
         ("all", |_| Filter::all()),
     ];
-    // All of them are kept until the end, so that none reuses the memory of another.
+    // All streams are kept until the end, so that no case reuses the memory of an earlier one.
     let mut kept = Vec::new();
     for (kind, filter) in filters {
         let fanout = runtime.block_on(fanout(&bus));

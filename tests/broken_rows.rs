@@ -41,7 +41,7 @@ async fn broken_counters(store: &Store, bus: &Bus, name: &str) -> (Bytes, Bytes)
     (key.clone(), value.clone())
 }
 
-/// Regression: one broken row of counters stopped all folds of its partition, and blinded the poll for all later partitions: an event there
+/// Regression: one broken row of counters stopped all folds of its partition, and hid all later partitions from the poll, so an event there
 /// whose ring was lost was still not folded an hour later.
 #[tokio::test(start_paused = true)]
 async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
@@ -474,8 +474,8 @@ async fn a_broken_row_of_documents_stops_no_reader_and_is_named() {
     assert_eq!(skipped.len(), 1, "{skipped:?}");
 }
 
-/// Bug: after each poll that failed because of a damaged row, the expiry of a dead node was due again at once: 32 times a second. Fix:
-/// after a failed poll the next one is due after the usual pause.
+/// Bug: after a poll that failed because of a damaged row, the expiry of a dead node was due again at once, so the node polled 32 times a
+/// second. Fix: after a failed poll the next one is due after the usual pause.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_row_of_a_node_is_polled_no_more_often() {
     let store = Store::memory();

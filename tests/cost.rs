@@ -166,7 +166,7 @@ async fn lone_event(shards: u32) -> Cost {
     cost
 }
 
-/// A lone event once cost 10 mutations and 87 reads: each append moved the head of its shard and one of eight keys of the pulse, and
+/// Regression: a lone event cost 10 mutations and 87 reads: each append moved the head of its shard and one of eight keys of the pulse, and
 /// whenever anything was appended a tail read all shards, and set eight watches again.
 #[tokio::test(start_paused = true)]
 async fn a_lone_event_costs_eight_mutations_and_twelve_reads() {
@@ -176,7 +176,7 @@ async fn a_lone_event_costs_eight_mutations_and_twelve_reads() {
     }
 }
 
-/// A node that folds nothing is woken by one watch of one key, and reads the shard that has got a row, beside the pulse that names it.
+/// A node that folds nothing is woken by one watch of one key, and reads the pulse and the shard with the new row, which the pulse names.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_only_delivers_reads_six_keys() {
     let store = Store::memory();

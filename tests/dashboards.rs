@@ -83,7 +83,7 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
         let missing: Vec<_> = names.iter().filter(|name| !measured.contains(*name)).collect();
         assert!(missing.is_empty(), "{missing:?} are not in\n{answer}");
     }
-    // The live page names histograms as a whole. It once named one that was gone, and showed "NaN".
+    // The live page uses the base names of histograms. Regression: it used one that no longer exists, and showed "NaN".
     let page = get(address, "/_notibus/").await;
     let is_there = |name: &&str| measured.contains(*name) || measured.contains(&format!("{name}_count")[..]);
     assert!(named(&page).iter().all(is_there), "{:?}", named(&page));

@@ -43,7 +43,7 @@ async fn rows_of_a_bus() -> Vec<(Vec<u8>, Vec<u8>)> {
         row_with(&bus, &db(&format!("db{number}"), 1), [1, 0, number, 1]).await;
     }
     until("all are deferred", async || bus.stats().consumer_deferred == 5).await;
-    // These events stay in the counters, because nobody folds any more.
+    // These events stay in the counters, because no notifier is running.
     drop((consumer, node));
     for number in 0..3 {
         record(&store, &bus, &db(&format!("db{number}"), 1), [0, 1, 0, 0]).await;

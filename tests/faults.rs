@@ -169,8 +169,8 @@ impl Environment for ByHand {
     }
 }
 
-/// A run that had waited for a cluster for longer than its limit once gave up after its first attempt, just when
-/// the cluster was back.
+/// Regression: a run that had waited for a cluster for longer than its limit gave up after its first attempt, just when the cluster was
+/// back.
 #[tokio::test]
 async fn an_outage_counts_for_no_more_than_an_attempt_can_take() {
     let clock = ByHand::default();

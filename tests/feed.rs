@@ -164,9 +164,9 @@ async fn a_start_at_now_gets_what_comes_and_nothing_before() {
     assert_eq!(*bus.feed().page(now, 10).await.unwrap().rows[0], row);
 }
 
-/// Regression: a cursor ahead of the store was taken for one at its end: a reader with the cursor of another bus got nothing,
-/// and then skipped all that was written until the store had reached that position. Later it was refused as invalid, which did not
-/// help the reader of a folder that had been restored from a copy.
+/// Regression: a cursor ahead of the store was treated as one at its end: a reader with the cursor of another bus got nothing, and then
+/// skipped all that was written until the store had reached that position. Later it was refused as invalid, which did not help the reader
+/// of a folder that had been restored from a copy.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_ahead_of_the_store_is_a_typed_error() {
     let (_store, bus) = history(4, &[1, 2, 3]).await;
@@ -180,8 +180,8 @@ async fn a_cursor_ahead_of_the_store_is_a_typed_error() {
     }
 }
 
-/// Bug: only the position of a cursor was checked, not where its reading began: one that began in a later incarnation, or ahead of the store, was
-/// accepted, and took a dropped deletion for known. Fix: one function checks all of its positions.
+/// Bug: only the position of a cursor was checked, not where its reading began: one that began in a later incarnation, or ahead of the
+/// store, was accepted, and its reader never got a deletion that had been dropped. Fix: one function checks all of its positions.
 #[tokio::test(start_paused = true)]
 async fn every_position_of_a_cursor_is_checked() {
     let (_store, bus) = history(2, &[1, 2, 3]).await;

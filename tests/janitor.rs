@@ -432,7 +432,7 @@ async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
     assert!(next.is_err(), "delivered {next:?}");
 }
 
-/// Regression: the first closed entry that could not be dropped ended the pass, so those behind it were never dropped.
+/// Regression: the first closed entry that could not be dropped ended the pass, so those after it were never dropped.
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_cannot_be_dropped_keeps_no_other_one() {
     let faults = Faults::new(&Store::memory());

@@ -81,7 +81,7 @@ async fn a_database_with_more_design_documents_than_fit_a_fold_gets_through() {
 }
 
 /// Regression: design documents of a deleted database that did not fit into the fold of its deletion were left to the next fold. If the
-/// janitor had removed the tombstone in between, they were taken for a database that is older than the bus: it lived again.
+/// janitor had removed the tombstone in between, they looked like changes of a database older than the bus, which then reappeared.
 #[tokio::test(start_paused = true)]
 async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back() {
     let store = Store::memory();
@@ -147,8 +147,8 @@ async fn a_large_fold_gives_others_their_turn_while_it_writes() {
     assert!(most < 2_000, "a fold of 1,000 databases wrote {most} times in a row");
 }
 
-/// Regression: the rows of a page were limited, but not the size of its fold: a thousand of the longest names made a
-/// transaction larger than the store takes, and the partition was stuck for good.
+/// Regression: the rows of a page were limited, but not the size of its fold: a thousand of the longest names made a transaction too large
+/// for the store, and the partition was stuck for good.
 #[tokio::test(start_paused = true)]
 async fn a_backlog_of_the_longest_names_fits_into_folds() {
     let store = Store::memory();

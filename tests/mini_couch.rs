@@ -237,7 +237,7 @@ async fn a_bulk_is_many_edits_of_which_each_counts_for_itself() {
     let text = "x".repeat(90_000);
     let large: Vec<_> = (0..120).map(|n| json!({ "_id": format!("large {n}"), "text": text })).collect();
     let many: Vec<_> = (0..1_500).map(|n| json!({ "_id": format!("small {n}") })).collect();
-    // Long ids: their keys and conflict ranges take most of the room, and were once not counted.
+    // Long ids, whose keys and conflict ranges take most of the room. Regression: these were not counted.
     let long: Vec<_> = (0..500).map(|n| json!({ "_id": format!("{}{n:04}", "x".repeat(4_000)) })).collect();
     for docs in [large, many, long] {
         let (status, rows) = fixture.ask("POST", "/db/_bulk_docs", json!({ "docs": docs })).await;

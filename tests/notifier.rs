@@ -73,8 +73,8 @@ async fn a_fold_that_took_too_long_is_tried_again() {
     bears(CommitFault::Before(StoreError::TRANSACTION_TOO_OLD)).await;
 }
 
-/// A fold whose commit timed out had been committed after all. Regression: the notifier found the mark of a fold that it had
-/// not counted, took that for its next fold every time, and never folded the partition again.
+/// A fold whose commit timed out had been committed after all. Regression: the notifier found the mark of a fold that it had not counted,
+/// mistook it for that of its next fold every time, and never folded the partition again.
 #[tokio::test(start_paused = true)]
 async fn a_fold_that_timed_out_but_was_committed_is_not_done_again() {
     bears(CommitFault::After(StoreError::TRANSACTION_TIMED_OUT)).await;

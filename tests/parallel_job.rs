@@ -320,7 +320,7 @@ async fn a_job_whose_feed_is_removed_ends_with_no_feed() {
     assert!(works.load(Ordering::Relaxed) <= 2, "no batch is tried again");
 }
 
-/// Bug: work that met a removed feed of another database ended the job as if its own feed were removed.
+/// Bug: if the work read the removed feed of another database, the job ended as if its own feed had been removed.
 #[tokio::test(start_paused = true)]
 async fn a_job_whose_work_meets_another_feed_that_is_gone_has_failed() {
     let layer = Layer::new(&Store::memory(), 2).await;

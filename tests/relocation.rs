@@ -176,7 +176,7 @@ async fn stamps_of_producers_are_the_newest_also_after_a_move() {
     assert_eq!(row_with(&bus, &db("db", 1), [0, 0, 1, 0]).await.versionstamp, Some(stamp));
     notifier.shutdown().await.unwrap();
     let bytes = exported(&bus).await;
-    // Its clock is behind, and so are its versions.
+    // The new store's clock is behind, and so are its versions.
     let new = Store::memory_in(Env::new(Behind(Env::system())));
     Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
     let bus = wide_bus(&new).await;
@@ -254,8 +254,8 @@ async fn ids_if_any(bus: &Bus) -> Vec<String> {
     if bus.changes().feed(&db("db5", 1)).topology().await.is_ok() { ids(bus).await } else { Vec::new() }
 }
 
-/// Regression: rows of a legacy range were imported to their old place, outside the prefix. A later import read what a damaged one had
-/// left there, and an import beside a living bus brought its old rows back.
+/// Regression: rows of a legacy range were imported to their old place, outside the prefix. A later import read what a damaged one had left
+/// there, and an import into the store of a bus in use brought back its old rows.
 #[tokio::test(start_paused = true)]
 async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
     let old = Store::memory();
@@ -272,7 +272,7 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
         store.run(edit).await.unwrap();
     };
     edit(&old, &bus).await;
-    // Beside the living bus, in the same store.
+    // Into the same store as the bus in use.
     Bus::import(&old, b"copy", &mut &bytes[..]).await.unwrap();
     assert_eq!(ids(&bus).await, ["b", "a"]);
     let copy = Bus::open_existing(&old, b"copy").await.unwrap();
@@ -293,8 +293,8 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
     assert_eq!(elsewhere.count(), 0);
 }
 
-/// An export beside living producers once looked for legacy ranges first, and read the rows at a later version: a range that was adopted in
-/// between was named in the copy, and its rows were not in it.
+/// Regression: an export with producers running looked for legacy ranges first, and read the rows at a later version, so a range that was
+/// adopted in between was named in the copy, but its rows were missing.
 #[tokio::test(start_paused = true)]
 async fn a_range_that_is_adopted_while_an_export_begins_comes_along_or_is_not_named() {
     for reads in 0..20 {
@@ -325,7 +325,7 @@ async fn a_range_that_is_adopted_while_an_export_begins_comes_along_or_is_not_na
     }
 }
 
-/// Regression: an import continued after another one had begun again, and made a bus of the half that it had still to write.
+/// Regression: an import continued after another one had started over, and made a bus of the half that it had not yet written.
 #[tokio::test(start_paused = true)]
 async fn an_import_that_another_has_begun_again_fails() {
     let old = Store::memory();
@@ -503,7 +503,7 @@ async fn what_an_import_leaves_whose_process_dies_keeps_others_out_and_a_repeate
     assert_eq!(rows(&bus).await.len(), expected);
 }
 
-/// Regression: an export beside live notifiers succeeded: what they folded after it was in both buses.
+/// Regression: an export succeeded while notifiers were running: what they folded afterwards was in both buses.
 #[tokio::test(start_paused = true)]
 async fn an_export_is_refused_beside_living_nodes_and_producers() {
     let store = Store::memory();

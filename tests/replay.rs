@@ -194,7 +194,7 @@ fn a_folder_of_another_history_can_be_replayed_into() {
     assert!(said.contains("partitions = 64"), "{said}");
 }
 
-/// Regression: a replay into a bus in use deleted the living databases that had names of the history, created them again, and reported
+/// Regression: a replay into a bus in use deleted existing databases whose names occur in the history, created them again, and reported
 /// success.
 #[test]
 fn a_bus_that_no_replay_has_made_is_refused() {

@@ -37,7 +37,7 @@ struct Size {
     dbs: usize,
     events: usize,
     ring_rows_max: usize,
-    /// The number of subscribers that rest far behind.
+    /// The number of idle subscribers that are far behind.
     resting: usize,
     /// How many batches the measurement of latencies has.
     batches: usize,
@@ -125,7 +125,8 @@ struct Survivor {
     expected: (usize, u64),
 }
 
-/// A callback that panics at every thousandth delivery, once.
+/// Registers a callback that panics on every thousandth call. Calls are counted across restarts, so the delivery succeeds when it is
+/// repeated.
 fn panicking(subscribe: Subscribe, known: Arc<Known>, finals: Arc<[u32]>) -> CallbackHandle {
     let policy = RestartPolicy::default().pause_min(Duration::ZERO).pause_max(Duration::from_millis(10));
     let calls = Arc::<AtomicU64>::default();

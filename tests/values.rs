@@ -12,7 +12,7 @@ use notibus::{
 use proptest::{option, prelude::*};
 use serde::{Deserialize, Serialize};
 
-/// What a program has kept is what it reads again. Regression: ids could be written and not read.
+/// What a program has kept is what it reads again. Regression: ids could be written, but not read back.
 #[test]
 fn what_is_kept_is_read_again() {
     fn check<T: Serialize + for<'de> Deserialize<'de> + PartialEq + fmt::Debug>(value: &T, text: &str) {

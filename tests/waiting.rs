@@ -48,7 +48,7 @@ async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_se
     ] {
         let store = Store::memory();
         let faults = Faults::new(&store);
-        // In the end the store behaves, so that time goes on even if watches are set again without end.
+        // After enough faults the store behaves, so that paused time can advance even if watches are re-armed endlessly.
         let (planned, watches) = (fault.clone(), Arc::new(AtomicU32::new(0)));
         let count = Arc::clone(&watches);
         faults.plan_watches(move |_| {
@@ -160,8 +160,8 @@ async fn edit(bus: &Bus, db: &Db) {
     bus.run_exactly_once(None, edit).await.unwrap();
 }
 
-/// Bug: each feed of documents was polled by itself, more rarely the more of them there were: with 200 feeds an edit without a notification
-/// waited for three hours. Fix: one poll looks at a page of feeds at a time.
+/// Bug: each feed of documents was polled individually, and less often the more feeds there were: with 200 feeds an edit without a
+/// notification waited for three hours. Fix: one poll looks at a page of feeds at a time.
 #[tokio::test(start_paused = true)]
 async fn an_edit_without_a_notification_is_found_in_a_minute_whatever_the_number_of_feeds() {
     let store = Store::memory();
@@ -228,8 +228,8 @@ async fn two_thousand_feeds_of_documents_are_looked_at_in_turns_at_a_bounded_rat
     }
 }
 
-/// Regression: one task did all polls of a process. It belonged to the runtime in which the first poll began, and when that had ended,
-/// nobody in the other runtimes was woken any more.
+/// Regression: one task did all polls of a process. It belonged to the runtime in which the first poll began, and once that had ended, no
+/// waiter in another runtime was ever woken.
 #[test]
 fn a_tail_outlives_the_runtime_of_the_first() {
     let runtime =
@@ -271,8 +271,9 @@ fn a_tail_outlives_the_runtime_of_the_first() {
     });
 }
 
-/// Regression: the watcher of a process had ended with its runtime, while a notifier of the process appended all the time. Tails, which
-/// these appends woke, took the watcher for alive. So nobody started another one, and nobody found what other processes appended.
+/// Regression: the watcher of a process had ended with its runtime, while a notifier of the process appended all the time. Tails were woken
+/// by these appends, so they believed that the watcher was alive. No other watcher was started, and appends by other processes went
+/// unnoticed.
 #[test]
 fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
     let runtime =
@@ -320,7 +321,7 @@ fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
         let is_own = |name: &String| of(name) == notifier.partitions()[0];
         let names = || (0..).map(|n| format!("db{n}"));
         let mine = names().find(is_own).unwrap();
-        // Their rows are in all shards, and that of this process in one.
+        // The names that the other process folds have rows in all shards; the one of this process has rows in one.
         let mut theirs: std::collections::BTreeSet<_> =
             names().filter(|name| !is_own(name)).take(20).collect();
         first.shutdown_background();

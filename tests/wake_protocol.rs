@@ -239,13 +239,13 @@ fn one_that_was_taken_off_the_list_by_a_pruned_entry_knows_what_was_before_it() 
         } else {
             assert_eq!(received.batches.iter().filter(|number| **number == 2).count(), 1);
         }
-        // It is never said to know the batch that it has missed.
+        // The subscriber's known position never includes the batch that it missed.
         check_known(&received, &[1, 2]);
         tail.join().unwrap();
     });
 }
 
-/// A laggard that skips goes on where the ring begins again, and sleeps through nothing there.
+/// A laggard that skips continues at the new start of the ring, and misses no wake-up there.
 #[test]
 fn one_that_is_skipped_ahead_receives_what_comes_next() {
     check(|| {

@@ -78,7 +78,7 @@ pub async fn print(cluster: &Cluster, store: &Store) {
     let mut deliveries = running.dispatcher().subscribe(Filter::all()).stream();
     let producer = bus.producer();
     let dbs = databases(BATCH);
-    // All of them have rows already when counting begins.
+    // Every database already has a row when counting begins.
     update(store, &producer, &dbs, &mut deliveries).await;
     post(address, "created");
     until_delivered(1, &mut deliveries).await;

@@ -30,7 +30,7 @@ pub enum Error {
     Invalid {
         /// The argument.
         what: &'static str,
-        /// What is wrong with the argument, and what would be right.
+        /// What is wrong with the argument, and what is allowed.
         reason: String,
     },
 
@@ -152,7 +152,7 @@ pub enum Error {
         members: usize,
     },
 
-    /// Nodes of the bus are alive. Stop them first, or use the option to work beside them, if there is one. Nothing was changed.
+    /// Nodes of the bus are alive. Stop them first, or use the option that allows running nodes, if there is one. Nothing was changed.
     #[error("{nodes} nodes of the bus are alive: stop them first")]
     BusInUse {
         /// How many nodes were seen alive, or declared an expiry that is too long to wait for a decision.

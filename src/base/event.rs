@@ -168,13 +168,13 @@ impl fmt::Debug for DbInstance {
 
 serde_as_text!(DbInstance);
 
-/// A database: a name, and which creation of the name it is.
+/// A database: a name, and the instance that distinguishes it from other databases with that name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Db {
     /// The name of the database.
     #[serde(rename = "db")]
     pub name: DbName,
-    /// Which creation of the name it is.
+    /// Identifies this database among all that have had the name.
     pub instance: DbInstance,
 }
 

@@ -32,7 +32,7 @@ pub struct Notification {
     /// The name of the database.
     #[serde(rename = "db")]
     pub name: DbName,
-    /// Which creation of the name the row is about.
+    /// The instance of the database that this row describes.
     pub instance: DbInstance,
     /// What happened to the name since its previous row.
     pub kinds: Kinds,

@@ -1,9 +1,9 @@
 //! Readiness: whether an event recorded now would be delivered, derived from facts.
 //!
-//! The bus is ready if the store answers, the process's nodes are members, each partition has a live owner, the oldest event in the
-//! backlog is young, and the tail is at the end of the feed. These facts come from the parts of the [snapshot](super::snapshot) that the
-//! process needs. An answer alone proves nothing: a cluster returns read versions while its storage is away, and a wiped store answers
-//! every read.
+//! The bus is ready if the store answers, the process's nodes are members, each partition has a live owner, the oldest event in the backlog
+//! is young, and the tail is at the end of the feed. These facts come from the parts of the [snapshot](super::snapshot) that the process
+//! needs. An answer alone proves nothing: a cluster returns read versions while its storage is unavailable, and a wiped store answers every
+//! read.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 

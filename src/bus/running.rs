@@ -148,8 +148,8 @@ pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 
 /// The running roles of a process.
 ///
-/// Dropping the handle stops all roles at once, and other nodes take over once this one has expired. [`NodeHandle::shutdown`] ends them in
-/// order and releases their leases.
+/// Dropping the handle stops all roles at once, and other nodes take over once this one has expired. [`NodeHandle::shutdown`] ends them
+/// cleanly and releases their leases.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -191,8 +191,8 @@ impl Bus {
         Ok(Node::new(Arc::clone(&self.context), member))
     }
 
-    /// Starts the roles of a process, as a node of their own. One handle ends them in order. For handles to single roles, start them from
-    /// [`Bus::node`] and [`Bus::dispatcher`].
+    /// Starts the roles of a process, as a node of their own. One handle shuts all of them down cleanly. For handles to single roles, start
+    /// them from [`Bus::node`] and [`Bus::dispatcher`].
     ///
     /// Fails with [`Error::Invalid`] if an option is outside its limits, and as [`Bus::node`] does.
     pub async fn start(&self, roles: StartOptions) -> Result<NodeHandle> {
@@ -293,7 +293,7 @@ impl NodeHandle {
             Ok(())
         };
         let closed = within("closing feeds and connections, which were cut off", Box::pin(close)).await;
-        // Even if feeds or connections were cut off, leave in order, so that other nodes need not wait until this one expires.
+        // Leave the bus cleanly even if feeds or connections were cut off, so that other nodes need not wait until this one expires.
         let leave = async { tokio::join!(node.shutdown(), subscriptions.cut_off()).0 };
         let left = within("leaving the nodes of the bus", Box::pin(leave)).await;
         drop((listed, notifier, janitor));

@@ -73,7 +73,7 @@ impl fmt::Debug for Shareable {
     }
 }
 
-/// The values that every process polls, read by snapshot.
+/// The values that every process polls, read at snapshot isolation.
 #[derive(Debug, Default)]
 pub(crate) struct Polled {
     /// The pulse of the notifications.

@@ -1,4 +1,4 @@
-//! The live page in a real browser: it shows what is recorded, as it comes, and turns red when nobody folds any more.
+//! The live page in a real browser: it shows what is recorded, as it comes, and turns red when no notifier is running.
 
 use std::{
     io::{BufRead, BufReader},

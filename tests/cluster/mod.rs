@@ -98,7 +98,7 @@ impl Cluster {
             cluster.start_server(free_port(), class);
         }
         if classes.len() > 1 {
-            // All must have joined before one of them is chosen to keep the data.
+            // All servers must have joined before one of them is chosen to store the data.
             thread::sleep(Duration::from_secs(3));
         }
         // On a busy machine the first attempt can give up before the server listens.

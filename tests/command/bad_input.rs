@@ -222,7 +222,7 @@ fn a_thousand_events_of_long_names_can_be_recorded() {
     }
 }
 
-/// Bug: `println!` panics where its output cannot be written.
+/// Bug: the credential was printed with `println!`, which panics if its output cannot be written.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_credential_that_cannot_be_printed_is_a_failure() {

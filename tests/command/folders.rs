@@ -48,8 +48,8 @@ fn readers(store: &str) -> Vec<Vec<&str>> {
     ]
 }
 
-/// Regression: commands that only read opened the folder for writing: without write permission they reported damage, and beside a
-/// process that had it open they reported nothing useful.
+/// Regression: commands that only read opened the folder for writing: without write permission they reported damage, and if another process
+/// had it open they reported nothing useful.
 #[test]
 fn commands_that_read_change_nothing_and_need_no_right_to_write() {
     let parent = tempfile::tempdir().unwrap();
@@ -222,7 +222,7 @@ fn a_restored_copy_expires_clients_that_have_seen_lost_rows() {
     assert!(served.stop());
 }
 
-/// Regression: idle connections took all open files, and the store, which needed one, failed for good.
+/// Regression: idle connections used up the limit on open files, so the store, which needed one more, failed for good.
 #[test]
 fn connections_leave_the_store_the_files_that_it_needs() {
     let parent = tempfile::tempdir().unwrap();
@@ -281,8 +281,8 @@ fn credentials_that_others_may_read_are_refused() {
     }
 }
 
-/// Regression: systemd 254 and later let the group of a dynamic user, which is its own, read what `LoadCredential` has loaded, and
-/// `serve` refused such a file, although the unit recommends it.
+/// Regression: `serve` refused credentials that systemd had loaded with `LoadCredential`, as the unit recommends: from version 254 on,
+/// systemd lets the group of a dynamic user, which is its own, read them.
 #[test]
 fn credentials_that_systemd_has_loaded_may_be_read_by_the_group() {
     let loaded = tempfile::tempdir().unwrap();

@@ -29,7 +29,7 @@ fn limited(kilobytes: u32) -> Command {
     command
 }
 
-/// Runs `command` with these arguments and this input; returns its exit code, what it printed, and what it said.
+/// Runs `command` with these arguments and this input; returns its exit code, its standard output and its standard error.
 fn run(mut command: Command, args: &[&str], input: &str) -> (Option<i32>, String, String) {
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -78,8 +78,8 @@ fn rows(store: &str) -> BTreeMap<String, Value> {
     rows.map(|row| (row["db"].as_str().unwrap().to_owned(), row)).collect()
 }
 
-/// Regression: the end of the process was a race between the answer to the commit that has met the failure and the failure itself,
-/// and nothing tested it.
+/// Regression: when the disk failed, the response to the commit that hit the failure raced with the exit of the process, and nothing tested
+/// that.
 #[test]
 fn a_server_ends_with_3_and_has_what_it_has_acknowledged() {
     let parent = tempfile::tempdir().unwrap();
@@ -115,15 +115,15 @@ fn a_server_ends_with_3_and_has_what_it_has_acknowledged() {
     assert_last_line(&said);
     assert!(acknowledged > 10, "{acknowledged}: {said}");
 
-    // A service is started again although there is no room yet: that must not end with 2, after which a supervisor gives up.
-    // Regression: the error of opening was one of bad input.
+    // The service is restarted while the disk is still full. It must not exit with code 2, after which a supervisor would give up.
+    // Regression: failing to open the store was reported as bad input.
     let serve = ["serve", "--listen", "127.0.0.1:0", "--store", &store];
     let (code, _, said) = run(limited(1), &serve, "");
     assert!(code == Some(3) && said.contains("cannot open the store at "), "{code:?}: {said}");
     let (code, _, said) = run(limited(1), &["record", "a", "--store", &store], "");
     assert!(code == Some(3) && said.contains("cannot open the store at "), "{code:?}: {said}");
 
-    // Its log may be on the same disk. Regression: a line that could not be written was a panic, and the exit code 101.
+    // The log of the service may be on the same disk. Regression: a log line that could not be written caused a panic, with exit code 101.
     let log = parent.path().join("log");
     fs::write(&log, [b'x'; 2_048]).unwrap();
     let log = fs::OpenOptions::new().append(true).open(log).unwrap();
@@ -138,8 +138,8 @@ fn a_server_ends_with_3_and_has_what_it_has_acknowledged() {
     assert_eq!(is_there("one", acknowledged), is_there("two", acknowledged), "all of a post, or nothing");
 }
 
-/// Regression: the commit in doubt was answered as "cannot be reached or is overloaded. Try again later.", with exit code 1, and
-/// nothing said what had been recorded before.
+/// Regression: for the commit with an unknown result, the command printed "cannot be reached or is overloaded. Try again later.", exited
+/// with code 1, and did not report what had been recorded before.
 #[test]
 fn a_recording_says_what_it_has_recorded_and_can_be_repeated() {
     let parent = tempfile::tempdir().unwrap();

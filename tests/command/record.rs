@@ -57,7 +57,7 @@ fn a_repetition_records_only_what_is_missing() {
     assert_eq!(found.len(), 1_500);
     assert!(found.iter().all(|(_, updates)| *updates == 1), "{found:?}");
 
-    // Regression: the answer counts the events of its request, and 501 was taken for the number of a line.
+    // Regression: the answer numbers the events within their request, but the command reported that number, 501, as the number of a line.
     let (code, said) =
         record(&["-", "--url", &url], &format!("{good}{{\"db\":\"a\",\"type\":\"nonsense\"}}\n"));
     assert!(code == Some(2) && said.contains("Event 501: "), "{code:?}: {said}");
@@ -76,7 +76,7 @@ fn a_repetition_records_only_what_is_missing() {
     assert_eq!(record(&["a", "--url", &url, "--repeats", "a b"], "").0, Some(2));
 }
 
-/// Regression: empty lines before the first event of a request were taken for events, so its line was wrong, or was not named at all.
+/// Regression: empty lines before the first event of a request were counted as events, so the command named a wrong line, or none.
 #[test]
 fn empty_lines_are_no_events() {
     let served = Served::start(&["--store", "memory"], None);

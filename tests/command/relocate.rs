@@ -30,7 +30,7 @@ fn a_bus_moves_to_another_folder_with_all_its_rows() {
     assert!(exported.contains("left out: nodes, roles and leases"), "{exported}");
     #[cfg(unix)]
     {
-        // Regression: everyone on the machine could read the file, with the names of all databases.
+        // Regression: the file, which has the names of all databases, was readable by everyone on the machine.
         let mode = std::fs::metadata(&file).unwrap().permissions();
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
     }
@@ -38,7 +38,7 @@ fn a_bus_moves_to_another_folder_with_all_its_rows() {
     let rows = notibus(&["tail", "--store", &old], 0);
     assert!(rows.lines().count() > 60);
     assert_eq!(notibus(&["tail", "--store", &new], 0), rows);
-    // The bus goes on where it is now.
+    // From here on the bus is used in its new folder.
     filled(&dir.path().join("new"));
     assert!(notibus(&["tail", "--store", &new], 0).lines().last().unwrap().starts_with("01"));
 

@@ -148,7 +148,7 @@ fn it_does_not_open_itself_to_others_without_credentials() {
         (&["--credentials", "anna:sha256:0123"], "anna"),
         (&["--credentials", "/does/not/exist"], "/does/not/exist"),
         (&["--listen", "here"], "--listen"),
-        // Regression: such a name never matched, without any message.
+        // Regression: `serve` accepted such a name, which then never matched.
         (&["--host", "db.example:5985"], "--host: \"db.example:5985\" is not a bare name"),
         (&["--store", "disk:x"], "--store"),
     ] {

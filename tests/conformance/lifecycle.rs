@@ -172,7 +172,7 @@ pub(crate) async fn a_commit_undoes_no_cancel(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Regression: a transaction of a cluster that was cancelled during its commit was as usable afterwards as if it had not been cancelled.
+/// Regression: on a cluster, a transaction that was cancelled during its commit could be used afterwards as if it had not been cancelled.
 pub(crate) async fn a_cancel_during_the_commit_holds(f: &Fixture) -> Result<()> {
     for n in 0..20_u8 {
         let tx = f.store.begin();
@@ -223,7 +223,7 @@ async fn is_cancelled(f: &Fixture, tx: &Transaction) -> Result<()> {
     Ok(())
 }
 
-/// Regression: a run on a cluster went on although its transaction had been cancelled while it waited to try again.
+/// Regression: a run on a cluster continued although its transaction had been cancelled during back-off.
 pub(crate) async fn a_cancel_during_the_pause_before_the_next_try_ends_the_run(f: &Fixture) -> Result<()> {
     let (tried, attempts) = (OnceLock::new(), AtomicU32::new(0));
     let run = f.store.run(async |tx| {

@@ -214,7 +214,7 @@ pub(crate) async fn the_size_grows_with_every_kind_of_entry(f: &Fixture) -> Resu
     Ok(())
 }
 
-/// Regression: below `\xff\xff`, a cluster's client showed keys of its own, which no other store has.
+/// Regression: reads under `\xff\xff` returned keys of the cluster's client itself, which no other store has.
 pub(crate) async fn keys_of_the_client_itself_are_refused(f: &Fixture) -> Result<()> {
     let expected = &StoreError::KEY_OUTSIDE_LEGAL_RANGE;
     let tx = f.store.begin();

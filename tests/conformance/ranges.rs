@@ -201,7 +201,7 @@ pub(crate) async fn a_range_keeps_reading_its_version(f: &Fixture) -> Result<()>
     Ok(())
 }
 
-/// Regression: the cluster's backend answered reads of nothing by itself, and missed errors that the client reports.
+/// Regression: the cluster backend answered empty reads without asking the client, and so missed errors that the client reports.
 pub(crate) async fn a_read_of_nothing_fails_as_any_other(f: &Fixture) -> Result<()> {
     let version = f.put("a", "v").await?.versionstamp.version();
     for read in [

@@ -249,7 +249,7 @@ pub(crate) async fn a_body_that_commits_by_itself_is_tried_again(f: &Fixture) ->
     Ok(())
 }
 
-/// Regression: a cluster's client took 1039 for final in a body, although it is retryable.
+/// Regression: a cluster's client treated 1039 in a body as final, although it is retryable.
 pub(crate) async fn whatever_the_store_calls_retryable_is_tried_again(f: &Fixture) -> Result<()> {
     for error in [
         StoreError::TRANSACTION_TOO_OLD,

@@ -240,7 +240,7 @@ pub(crate) async fn a_key_appended_after_a_clear_is_pending_and_stays(f: &Fixtur
     Ok(())
 }
 
-/// Commits an operation with `key` and `value`, beside a good write, and asserts that it is refused.
+/// Commits an operation with `key` and `value` together with a valid write, and asserts that it is refused.
 async fn refused(f: &Fixture, op: AtomicOp, key: &[u8], value: &[u8]) -> Result<()> {
     let tx = f.store.begin();
     tx.set(&f.key("good"), b"v");

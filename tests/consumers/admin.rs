@@ -341,7 +341,7 @@ async fn a_paused_consumer_that_is_reset_begins_there_once_it_is_resumed() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The lag must include rows behind a reshard that the consumer has not reached.
+/// The lag must include rows after a reshard that the consumer has not reached.
 #[tokio::test(start_paused = true)]
 async fn the_lag_counts_what_waits_behind_a_reshard() {
     let fixture = ConsumerFixture::new(1).await;
@@ -393,7 +393,7 @@ async fn a_deletion_that_is_tried_again_leaves_a_new_consumer_alone() {
 }
 
 /// Regression: a creation was committed, but its result was unknown, and its consumer was deleted. The retry created a consumer with the
-/// same identity, so a retried deletion took it for the one that it had deleted before.
+/// same identity, so a retried deletion mistook it for the one that it had deleted before.
 #[tokio::test(start_paused = true)]
 async fn a_creation_that_is_tried_again_makes_another_consumer() {
     let fixture = ConsumerFixture::new(2).await;
@@ -454,7 +454,7 @@ async fn the_consumers_of_all_feeds_are_listed_with_their_members() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Regression: members were watched for 10 s, whatever their expiry, so a member with one heartbeat per minute was taken for dead.
+/// Regression: members were watched for 10 s, whatever their expiry, so a member with one heartbeat per minute was presumed dead.
 #[tokio::test(start_paused = true)]
 async fn a_member_with_slow_beats_is_no_dead_one() {
     let fixture = ConsumerFixture::new(2).await;

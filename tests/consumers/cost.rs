@@ -66,8 +66,8 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
         changes.create(&tx, &docs, &layout).await
     };
     faults.store().run(create).await.unwrap();
-    // Nothing is left that could move the pulse once the consumers have started. Regression: the watcher forgot up to where shards may have
-    // rows when it began to follow documents, and each shard was polled separately until the next change.
+    // Nothing is left that could move the pulse once the consumers have started. Regression: when the watcher began to follow documents, it
+    // forgot up to where each shard may have rows, so each shard was polled separately until the next change.
     pass(Duration::from_secs(1)).await;
     assert!(bus.is_drained().await.unwrap());
     let mut members = Vec::new();
@@ -182,7 +182,7 @@ async fn trickle(consumers: usize, shards: u32, filter: Filter) -> (usize, usize
 async fn a_node_reads_the_feed_once_for_all_of_its_consumers() {
     let (of_one, _) = trickle(1, 1, Filter::all()).await;
     let (of_ten, _) = trickle(10, 1, Filter::all()).await;
-    // They read no rows for their low watermarks: their tasks know what they have passed.
+    // The consumers read no rows for their low watermarks: the tasks of their shards know what they have passed.
     assert!(of_one >= 180 && of_ten <= of_one + 20, "{of_ten} reads, and of one {of_one}");
 }
 

@@ -23,7 +23,7 @@ use crate::{
 type Ids = Log<Work<Notification>>;
 type Rows = Log<Batch<Notification>>;
 
-/// Bug: the turn of deferred ids skipped an id that was running, and did not read its key again.
+/// Bug: the turn of deferred ids skipped an id that was running, and did not read its key again, so requested work did not follow.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_while_the_id_runs_follows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -243,7 +243,7 @@ async fn a_discarded_id_is_not_worked_on_again_by_the_end_of_its_run() {
     }
 }
 
-/// Bug: a request to work again on all deferred ids also had an id worked on that had just been given up.
+/// Bug: a request to work again on all deferred ids included an id that had just been discarded.
 #[tokio::test(start_paused = true)]
 async fn a_discarded_id_is_not_deferred_any_longer() {
     let fixture = ConsumerFixture::new(1).await;

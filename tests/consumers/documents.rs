@@ -327,8 +327,8 @@ async fn a_version_ahead_of_the_store_is_refused() {
     drop(consumer);
 }
 
-/// Bug: a wanted row after the version held a barrier up if nothing was saved in between; a row that fails and holds its shard held it up
-/// forever.
+/// Bug: a wanted row after the version held a barrier up if nothing was saved in between. If that row failed and held its shard, the
+/// barrier never passed.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_does_not_wait_for_later_rows() {
     let documents = Documents::new(1).await;
@@ -343,8 +343,8 @@ async fn a_barrier_does_not_wait_for_later_rows() {
     drop(consumer);
 }
 
-/// A document waits for a consumer and is edited again: its row moves behind the barrier, which once claimed that the first edit was worked
-/// on.
+/// A document waits for a consumer and is edited again: its row moves past the barrier. Regression: the barrier claimed that the first edit
+/// had been worked on.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_waits_for_a_document_that_is_edited_again() {
     let documents = Documents::new(1).await;
@@ -363,8 +363,8 @@ async fn a_barrier_waits_for_a_document_that_is_edited_again() {
     drop(consumer);
 }
 
-/// Bug: keys of finished ids were removed by number, and those of the longest ids did not fit one transaction, which was repeated forever.
-/// Fix: by bytes.
+/// Bug: a fixed number of keys of finished ids was removed at a time. Those of the longest ids did not fit into one transaction, which was
+/// retried forever. Fix: the limit is in bytes.
 #[tokio::test(start_paused = true)]
 async fn keys_of_the_longest_ids_are_removed() {
     let documents = Documents::new(1).await;
@@ -388,8 +388,8 @@ async fn keys_of_the_longest_ids_are_removed() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: the row of a document whose only revision is a first one counted as that of a new document, which nobody works on. But the document
-/// may have had a row before, whose revision was purged.
+/// Bug: the row of a document whose only revision is a first one counted as that of a new document, on which nobody can be working yet. But
+/// the document may have had a row before, whose revision was purged.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_has_not_caught_up_while_it_works_on_a_purged_revision() {
     let documents = Documents::new(1).await;

@@ -204,8 +204,8 @@ async fn attempts_of_one_row_do_not_count_for_another() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A row that always fails gets a newer one between its attempts, behind rows that succeed. Regression: the attempts on the newer row were
-/// counted from one, so the id was never deferred, and held its shard up for as long as it was updated.
+/// A row that always fails is superseded between attempts by a newer one, which comes after rows that succeed. Regression: the attempts on
+/// the newer row were counted from one, so the id was never deferred, and held its shard up for as long as it was updated.
 #[tokio::test(start_paused = true)]
 async fn a_failing_row_is_deferred_however_often_its_id_is_updated() {
     let fixture = ConsumerFixture::new(1).await;

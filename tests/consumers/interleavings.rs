@@ -31,7 +31,7 @@ use crate::{
 type Ids = Log<Work<Notification>>;
 
 /// A run calls `commit_in`, finds that there is nothing to write, and succeeds without a commit. Regression: a newer row that had arrived
-/// meanwhile was taken for finished, because its id had no key.
+/// meanwhile counted as finished, because its id had no key.
 #[tokio::test(start_paused = true)]
 async fn a_row_after_a_run_that_did_not_commit_is_not_lost() {
     let fixture = ConsumerFixture::new(1).await;
@@ -126,7 +126,7 @@ async fn a_member_with_the_filter_of_before_works_for_no_consumer_of_the_name() 
 }
 
 /// Simulated worlds found that a cancelled run no longer held the checkpoint back although its key was not written yet: the member was shut
-/// down, and the end of the database was news for nobody.
+/// down, and the end of the database was never reported to any handler.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_run_whose_key_cannot_be_written_is_not_passed() {
     let fixture = ConsumerFixture::new(1).await;
@@ -187,8 +187,8 @@ async fn who_stands_in_empty_shards_has_not_caught_up() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A row that waits for a consumer moves when its database changes. Regression: an earlier barrier then took it for later work, and claimed
-/// that the consumer had caught up.
+/// A row that waits for a consumer moves when its database changes. Regression: an earlier barrier then treated it as later work, and
+/// claimed that the consumer had caught up.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_moves_holds_a_barrier_from_before() {
     let fixture = ConsumerFixture::new(1).await;

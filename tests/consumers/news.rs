@@ -39,7 +39,7 @@ fn noting_ids(news: &News) -> Log<Work<Notification>> {
 }
 
 /// Bug: a cached page that was older than the previous page hid a row that had moved in between. The reader believed that it had caught up,
-/// and the events that the row had reported before it moved were never news.
+/// and the events that the row had reported before it moved were never delivered.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_moves_between_two_pages_loses_no_event() {
     let fixture = ConsumerFixture::new(1).await;
@@ -74,8 +74,9 @@ async fn a_row_that_moves_between_two_pages_loses_no_event() {
     follower.shutdown().await.unwrap();
 }
 
-/// Regression: a position alone does not say what a consumer knows. One that began with nothing derived news from it, and got the deletion
-/// of an instance that was gone before. And a row that had replaced an older one in the backlog lost the news of that one.
+/// Regression: news were derived from a position alone, which does not say what a consumer knows. So a consumer that began with nothing got
+/// the deletion of an instance that was gone before, and a row that had replaced an older one in the backlog lost the news of the older
+/// one.
 #[tokio::test(start_paused = true)]
 async fn news_are_derived_from_what_a_consumer_knew_when_it_began() {
     for is_ordered in [false, true] {
@@ -161,7 +162,7 @@ async fn a_consumer_of_some_kinds_catches_up() {
 }
 
 /// Ids with keys were remembered by a hash that everybody can compute. Regression: a name with the hash of a deferred one made the member
-/// forget the deferred one: its next row was worked on at once, and what had failed before was news for nobody.
+/// forget the deferred one: its next row was worked on at once, and the events whose handling had failed were not reported again.
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_chosen_for_its_hash_makes_nobody_forget_a_deferred_one() {
     const NAMES: [&str; 2] = ["{z9_6srk", "rtwghk3"];

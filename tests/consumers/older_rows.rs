@@ -15,7 +15,7 @@ use crate::{
 type Ids = Log<Work<Notification>>;
 
 /// Regression: the successors of a reshard began as if everything before them was worked on. A tombstone whose name was taken again in the
-/// successors had not been read, and the end of that database was not news there.
+/// successors had not been read, so the end of that database was not reported there.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_is_news_also_if_its_name_was_taken_after_a_reshard() {
     let fixture = ConsumerFixture::new(1).await;

@@ -368,7 +368,8 @@ impl Handler<Work<Notification>> for Late {
 }
 
 /// Regression: the first change of the heads in a process had the same number as the heads before it. So a page read by one consumer before
-/// the watcher's first poll was the newest for another one, which got no further hint: the row of that poll was lost until the next append.
+/// the watcher's first poll counted as the newest for another one, which got no further hint: the row of that poll was lost until the next
+/// append.
 #[tokio::test(start_paused = true)]
 async fn a_page_from_before_the_first_look_is_not_the_newest_after_it() {
     let fixture = ConsumerFixture::new(1).await;

@@ -69,7 +69,7 @@ impl DiskFault {
 pub struct Unsynced {
     /// How many written pages survived.
     pub kept: u64,
-    /// How many did not, or not as they were last written.
+    /// How many written pages were lost, or survived only in an older form.
     pub lost: u64,
 }
 
@@ -231,7 +231,7 @@ impl SimulatedDisk {
         self.open_with(env, options)
     }
 
-    /// Like [`SimulatedDisk::open_small`], but snapshots are written beside the commits.
+    /// Like [`SimulatedDisk::open_small`], but snapshots are written concurrently with commits.
     ///
     /// Fails as [`Store::open_dir`] does.
     pub fn open_with_threads(&self, journal_len_min: u64) -> Result<Store> {

@@ -52,8 +52,8 @@ async fn rows(store: &Store) -> Rows {
     rows
 }
 
-/// A commit whose sync had failed was once answered as not committed, although it was on the disk: a caller that
-/// tried again did it twice.
+/// Regression: a commit whose sync had failed was reported as not committed although it was on the disk, so a caller that tried again did
+/// it twice.
 #[tokio::test]
 async fn a_commit_whose_sync_has_failed_may_have_happened() {
     let (disk, fails) = failing(DiskFault::IO);
@@ -76,7 +76,7 @@ async fn a_commit_whose_sync_has_failed_may_have_happened() {
     assert!(!rows.contains_key(&b"after"[..]));
 }
 
-/// Read-only transactions once waited for the commit thread, and failed forever after the disk had failed.
+/// Regression: read-only transactions waited for the commit thread, and failed forever after the disk had failed.
 #[tokio::test]
 async fn reading_goes_on_after_the_disk_has_failed_and_every_caller_gets_the_failure() {
     let (disk, fails) = failing(DiskFault::IO);
@@ -117,8 +117,8 @@ async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     assert!(rows.contains_key(&b"dying"[..]) && !rows.contains_key(&b"after"[..]), "{rows:?}");
 }
 
-/// A disk that was full for a moment once poisoned the storage library. Every answered commit has to be there, refused ones must not be;
-/// and once there is room, commits succeed, with a restart and without one.
+/// Regression: a disk that was full for a moment left the storage library unusable. Every answered commit has to be there, refused ones
+/// must not be; and once there is room, commits succeed, with a restart and without one.
 #[tokio::test]
 async fn a_full_disk_loses_nothing_and_is_mended_by_room() {
     for most in [0, 1, 30, 200] {
@@ -174,8 +174,8 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room() {
     }
 }
 
-/// Regression: whatever kept a folder from being opened, the command ended as for bad input, after which a supervisor does not start it
-/// again, although there was soon room again.
+/// Regression: whatever prevented a folder from being opened, the command exited with the code for bad input. A supervisor then does not
+/// restart it, although the disk soon had room again.
 #[test]
 fn an_opening_that_fails_says_whether_another_attempt_can_help() {
     const NO_PERMISSION: i32 = 13;
@@ -215,8 +215,8 @@ fn an_opening_that_fails_says_whether_another_attempt_can_help() {
     }
 }
 
-/// Operations of the store once never waited, so that a task in a loop starved all other tasks of its thread:
-/// nodes missed their beats and gave up their leases.
+/// Regression: operations of the store never waited, so a task in a loop starved all other tasks of its thread: nodes missed their beats
+/// and gave up their leases.
 #[tokio::test]
 async fn a_writer_in_a_loop_leaves_others_their_turn() {
     let store = Store::memory();
@@ -232,7 +232,7 @@ async fn a_writer_in_a_loop_leaves_others_their_turn() {
     writing.abort();
 }
 
-/// Enumerates every series of numbers, one after the other.
+/// Enumerates all sequences of digits in turn.
 #[derive(Default)]
 struct Odometer {
     /// The present series, each number with its upper bound.
@@ -312,7 +312,7 @@ async fn try_states(disk: &SimulatedDisk, allowed: &[Rows]) -> (usize, Vec<usize
         let which = allowed.iter().position(|rows| *rows == found);
         counts[which.unwrap_or_else(|| panic!("{:?}: {found:?}", odometer.digits))] += 1;
         states += 1;
-        // Torn bytes must not come back when the journal goes on, whether it is closed in order or not.
+        // Torn bytes must not come back as the journal grows, whether or not it is closed cleanly.
         if states % 7 == 0 {
             set(&db, b"after").await.unwrap();
             let expected = rows(&db).await;
@@ -325,7 +325,7 @@ async fn try_states(disk: &SimulatedDisk, allowed: &[Rows]) -> (usize, Vec<usize
     }
 }
 
-/// After a power failure that had left later pages of an unanswered commit but not the earlier ones, the folder was once refused. The
+/// Regression: a folder was refused after a power failure that had left later pages of an unanswered commit but not the earlier ones. The
 /// journal here is so small that the test tries all states that it can leave: any of the unsynced pages, in any of their forms, and any
 /// length. Every answered commit is there, and the last one as a whole or not at all.
 #[tokio::test]
@@ -365,10 +365,10 @@ async fn every_state_that_a_power_failure_leaves_recovers_to_the_last_answered_c
     assert!(states > 5_000 && outcomes.iter().all(|count| *count > 20), "{outcomes:?}");
 }
 
-/// The power fails at every operation of a folder's life: while it is created, opened, written to, while a snapshot
-/// replaces the journals, and while it is opened again after that. Bug: the power failed during the opening of a folder that had been
-/// closed in order; the version of that opening and the note of the end were both there, and the folder was refused. Fix: the note
-/// may be of an earlier version than the last one.
+/// The power fails at every operation of a folder's life: while it is created, opened, written to, while a snapshot replaces the journals,
+/// and while it is opened again after that. Bug: the power failed while a cleanly closed folder was being opened; the version of that
+/// opening and the note of the clean close were both on disk, and the folder was refused. Fix: the note may be of an earlier version than
+/// the last one.
 #[tokio::test]
 async fn the_power_may_fail_at_every_operation() {
     let (mut random, mut states) = (fastrand::Rng::with_seed(7), 0);
@@ -420,14 +420,13 @@ async fn the_power_may_fail_at_every_operation() {
     }
 }
 
-/// A flipped byte of the journal once looked like its end, or the folder was refused without naming the place. One in the marker
-/// was reported as another format, and nothing could be saved; one in the note of an orderly end was blamed on the
-/// journal, or hid lost commits. The test flips a bit of each byte of each file, of a store whose process was killed, and
-/// of one that was closed in order.
+/// Regression: a flipped byte of the journal looked like its end, or the folder was refused without naming the place. One in the marker was
+/// reported as another format, and nothing could be saved; one in the note of a clean close was blamed on the journal, or hid lost commits.
+/// The test flips a bit of each byte of each file, of a store whose process was killed, and of one that was closed cleanly.
 #[tokio::test]
 async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_harm() {
     let disk = SimulatedDisk::new(512);
-    // A snapshot, one journal that is complete, and one that goes on.
+    // A snapshot, one complete journal, and one that is still being written.
     let db = disk.open_small(600).unwrap();
     for number in 0..9 {
         commit(&db, number).await.unwrap();
@@ -466,12 +465,11 @@ async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_ha
         }
     }
     println!("{refused} flips were refused, {harmless} did no harm");
-    // Only the marks behind the last groups are harmless.
+    // Only flips in the marks after the last groups are harmless.
     assert!(refused > 900 && harmless <= 2 * 40, "{refused} {harmless}");
 }
 
-/// Nothing is lost if a snapshot or its journal cannot be written: the journals go on, and the next snapshot
-/// replaces them.
+/// Nothing is lost if a snapshot or its journal cannot be written: the journals keep growing, and the next snapshot replaces them.
 #[tokio::test]
 async fn a_snapshot_that_fails_costs_nothing() {
     for code in [DiskFault::FULL, DiskFault::IO, DiskFault::TOO_MANY_FILES] {
@@ -505,8 +503,8 @@ async fn a_snapshot_that_fails_costs_nothing() {
     }
 }
 
-/// A folder whose process was killed between write and sync, and whose power failed during the next opening, was once
-/// refused: the opening was on disk behind a group that was not.
+/// Regression: a folder was refused if its process had been killed between write and sync, and the power had failed during the next
+/// opening: the record of the opening was on disk, but not the group before it.
 #[tokio::test]
 async fn a_kill_and_then_a_power_failure_while_it_is_opened_is_no_damage() {
     for operations in 0..14 {
@@ -528,7 +526,7 @@ async fn a_kill_and_then_a_power_failure_while_it_is_opened_is_no_damage() {
     }
 }
 
-/// A folder that another process opened during a read was once reported as unreadable, or damaged.
+/// Regression: a folder that another process opened during a read was reported as unreadable or damaged.
 #[test]
 fn a_folder_that_is_opened_while_it_is_read_is_whole() {
     use futures_util::FutureExt;
@@ -552,7 +550,7 @@ fn a_folder_that_is_opened_while_it_is_read_is_whole() {
     assert!(report.damages.is_empty(), "{report:?}");
 }
 
-/// A run that was cancelled during its pause once went on, and committed.
+/// Regression: a run that was cancelled during back-off continued, and committed.
 #[tokio::test]
 async fn a_run_that_is_cancelled_in_its_pause_ends() {
     use std::time::Duration;
@@ -574,7 +572,7 @@ async fn a_run_that_is_cancelled_in_its_pause_ends() {
     assert!(rows(&store).await.is_empty());
 }
 
-/// If a part of a file could not be read, `check` and a backup once ended with the disk's error instead of naming the place.
+/// Regression: if a part of a file could not be read, `check` and a backup ended with the disk's error instead of naming the place.
 #[tokio::test]
 async fn a_bad_sector_is_damage_with_its_place() {
     const SECTOR: u64 = 4_096;
@@ -627,7 +625,7 @@ async fn a_store_that_has_failed_does_not_finish_its_snapshot() {
             && let Some((begins, go)) = begun.take()
         {
             begins.send(()).unwrap();
-            // It goes on once the store has failed.
+            // The snapshot continues once the store has failed.
             go.recv().unwrap();
         }
         None
@@ -660,7 +658,7 @@ async fn a_store_that_has_failed_does_not_finish_its_snapshot() {
     assert!(rows(&disk.open().unwrap()).await.len() >= number as usize);
 }
 
-/// Read-only transactions once queued behind the commits, for as long as the disk took.
+/// Regression: read-only transactions queued behind the commits, for as long as the disk took.
 #[tokio::test]
 async fn reading_waits_for_no_sync() {
     let disk = SimulatedDisk::new(512);

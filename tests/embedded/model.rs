@@ -1,4 +1,4 @@
-//! The embedded engine beside simple models: maps of rows by version, of a transaction's own writes, and of what a folder keeps. Keys
+//! The embedded engine against simple models: maps of rows by version, of a transaction's own writes, and of what a folder keeps. Keys
 //! share long prefixes or differ by trailing zeros, and ranges often begin at rows, so that the borders of the engine's nodes are hit.
 
 use std::collections::BTreeMap;
@@ -225,7 +225,7 @@ async fn compare(tx: &Transaction, random: &mut Rng, model: &Model, range: &KeyR
     assert_eq!(found.as_deref(), model.get(&range.begin[..]).map(|value| &value[..]), "seed {seed}");
 }
 
-/// Commits with and without conflicts, beside transactions that go on reading what was there when they began.
+/// Commits with and without conflicts, while older transactions keep reading the state at which they began.
 #[tokio::test(start_paused = true)]
 async fn each_version_is_a_map_of_its_own() {
     for seed in 0..SEEDS {

@@ -288,12 +288,12 @@ fn store_in_order() -> (TempDir, Rows) {
     (folder, expected.collect())
 }
 
-/// Each file is damaged in many ways, in a store that was closed in order and in one that was not. A journal that was cut is like
-/// one that a power failure has cut: without the note of an orderly end the newest commits may be missing; with the note
-/// their absence is an error. All other damage is refused or does no harm.
+/// Each file is damaged in many ways, in a store that was closed cleanly and in one that was not. A journal that was cut is like one that a
+/// power failure has cut: without the note of a clean close the newest commits may be missing; with the note their absence is an error. All
+/// other damage is refused or does no harm.
 ///
-/// Regression: a folder that had lost its rows altogether was opened as an empty store, and one with a cut journal as a whole one, even
-/// if it had been closed in order.
+/// Regression: a folder that had lost its rows altogether was opened as an empty store, and one with a cut journal as an undamaged one,
+/// even if it had been closed cleanly.
 #[test]
 fn a_damaged_store_is_refused_or_ends_earlier() {
     let (original, expected) = store_in_order();
@@ -343,7 +343,7 @@ fn nobody_else_may_read_a_folder_or_its_files() {
     }
 }
 
-/// The note that a store was closed in order.
+/// The note of a clean close.
 const CLOSED: &str = "NOTIBUS_CLOSED";
 
 /// The ways in which each file is damaged.
@@ -390,7 +390,7 @@ fn asking_whether_a_store_is_open_does_not_block_opening_it() {
     asked.join().expect("it does not panic");
 }
 
-/// Regression: one flipped byte of the marker was reported as another format, and `check` did not go on.
+/// Regression: one flipped byte of the marker was reported as another format, and `check` stopped there.
 #[test]
 fn a_damaged_marker_is_named_and_hides_no_row() {
     let folder = folder();

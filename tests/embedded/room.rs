@@ -48,8 +48,8 @@ fn had_no_room(result: Result<()>) {
     assert!(!error.is_maybe_committed() && !error.is_retryable(), "{error}");
 }
 
-/// Bug: nobody said how much disk a folder needs, and journals grew for as long as snapshots failed or were being written; fix: commits
-/// wait for an overdue snapshot.
+/// Bug: how much disk a folder needs was documented nowhere, and journals grew for as long as snapshots failed or were being written; fix:
+/// commits wait for an overdue snapshot.
 #[tokio::test]
 async fn a_folder_needs_four_times_its_rows() {
     let disk = SimulatedDisk::new(4_096);
@@ -77,8 +77,8 @@ async fn a_folder_needs_four_times_its_rows() {
     assert_eq!(rows(&disk.copied().open().unwrap()).await, rows(&db).await);
 }
 
-/// Bug: a snapshot filled the disk, which ended the store and its next three openings; fix: a commit without room fails as one that has
-/// not happened, an opening needs none, and everything goes on when there is room again.
+/// Bug: a snapshot filled the disk, which ended the store and its next three openings; fix: a commit without room fails as one that has not
+/// happened, an opening needs none, and everything works again once there is room.
 #[tokio::test]
 async fn no_room_ends_nothing() {
     let disk = SimulatedDisk::new(4_096);
@@ -86,7 +86,7 @@ async fn no_room_ends_nothing() {
     for number in 0..ROWS {
         overwrite(&db, number).await.unwrap();
     }
-    // Not enough for a snapshot beside the present one and the journals.
+    // Not enough for a second snapshot in addition to the current one and the journals.
     disk.resize(Some(2 * ROWS_LEN));
     let mut number = ROWS;
     while overwrite(&db, number).await.is_ok() {
@@ -147,7 +147,7 @@ async fn an_opening_writes_an_overdue_snapshot_first() {
     assert_eq!(other.names().iter().filter(|name| name.starts_with("journal-")).count(), 1);
 }
 
-/// Beside threads, commits wait for some time before they fail.
+/// If the store has threads of its own, commits wait for a while before they fail.
 #[tokio::test]
 async fn commits_wait_and_then_fail_beside_threads() {
     let disk = SimulatedDisk::new(4_096);
@@ -170,7 +170,8 @@ async fn commits_wait_and_then_fail_beside_threads() {
     assert!(db.failure().is_none() && db.shortage().is_none());
 }
 
-/// Bug: a group held as many bytes as 4,096 commits have, and was written in one go; fix: it has a bound.
+/// Bug: a group was bounded only in commits, so the bytes of up to 4,096 of them were held, and written in one go; fix: it is bounded in
+/// bytes, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_of_commits_has_a_bound_in_bytes() {
     let disk = SimulatedDisk::new(4_096);

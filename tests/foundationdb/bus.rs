@@ -169,8 +169,7 @@ pub(crate) async fn notifiers_share_the_partitions() {
     }
 }
 
-/// A node that hangs in all its commits is taken for dead. Its pending work cannot be committed any more, and
-/// then it takes part again.
+/// A node that hangs in all its commits is presumed dead. Its pending work can no longer be committed, and then it rejoins.
 pub(crate) async fn a_zombie_is_fenced_off() {
     let prefix = fixture::prefix("zombie");
     let store_a = fixture::open(fixture::shared()).await;

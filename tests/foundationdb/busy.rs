@@ -1,4 +1,4 @@
-//! A node beside producers and others that take all the processor time there is: overload delays, it does not break.
+//! A node on a machine whose CPU is saturated by producers and other processes: overload causes delays, not failures.
 
 use std::{
     sync::{

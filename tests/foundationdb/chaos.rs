@@ -52,7 +52,7 @@ enum Disorder {
     Recovery,
     /// The database is locked for a while.
     Locked,
-    /// The process that keeps the data is away for a while.
+    /// The storage process is stopped for a while.
     StorageAway,
 }
 

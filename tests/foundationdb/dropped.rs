@@ -55,7 +55,7 @@ pub(crate) async fn dropped_reads_disturb_nothing() {
     assert!(store.begin().get(&prefix, Isolation::Snapshot).await.unwrap().is_none());
 }
 
-/// A dropped commit happens or not, and the transaction cannot be used until it is reset.
+/// A dropped commit may or may not happen, and the transaction cannot be used until it is reset.
 pub(crate) async fn a_dropped_commit_happens_or_not() {
     let (store, prefix, _) = filled("commits").await;
     let key = [&prefix[..], b"count"].concat();

@@ -168,7 +168,7 @@ pub(crate) async fn processes_share_the_work_while_some_die_sleep_or_come() {
     until_balanced(&bus, "two took over from the stopped", fleet.iter().map(|(_, id)| id)).await;
     load.advance(100).await;
     send(&sleeper, "-CONT");
-    // Its pending count is refused.
+    // The commit that was pending when the process stopped is refused.
     while sleeper.line().await != "refused" {}
     fleet.push((sleeper, id));
     for _ in 0..2 {

@@ -1,5 +1,5 @@
-//! A cluster that is away under a running node: how everything in the node continues or ends. `states` covers what a node says while the
-//! cluster is away.
+//! A cluster that becomes unavailable under a running node: how everything in the node continues or ends. `states` covers what the node
+//! reports meanwhile.
 
 use std::{
     thread,
@@ -13,7 +13,8 @@ use crate::{
     stage::{ALL_COMMANDS, NO_ANSWER, Stage},
 };
 
-/// Regression: a node that was asked to stop while the cluster was away waited until it was back, and no further signal helped.
+/// Regression: a node that was asked to stop during an outage of the cluster waited until the outage was over, and further signals had no
+/// effect.
 pub(crate) async fn everything_ends_without_the_cluster() {
     block_in_place(|| {
         let mut stage = Stage::start(Cluster::start());

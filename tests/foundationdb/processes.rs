@@ -96,7 +96,7 @@ pub(crate) async fn a_history_is_replayed_on_a_cluster() {
 /// was stale from the second time on, and waited forever.
 ///
 /// Then the example runs in processes that are killed at random moments: each leaves a node with its leases, and perhaps a commit of which
-/// it does not know. The next ones go on, and the database is created once.
+/// it does not know. The next processes continue from there, and the database is created only once.
 pub(crate) async fn a_foreign_layer_runs_any_number_of_times_and_survives_kills() {
     let file = fixture::shared();
     let store = fixture::open(&file).await;

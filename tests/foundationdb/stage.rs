@@ -27,7 +27,7 @@ pub(crate) const COMMANDS: [&[&str]; 4] =
 
 /// The same commands, and commands that write.
 ///
-/// Regression: the last one waited until the cluster was back.
+/// Regression: the last of these commands waited until the cluster was back.
 pub(crate) const ALL_COMMANDS: [&[&str]; 6] = [
     COMMANDS[0],
     COMMANDS[1],
@@ -87,7 +87,7 @@ impl Stage {
         this
     }
 
-    /// Ends the node in order, and starts another with a log of its own.
+    /// Shuts the node down cleanly, and starts another one with its own log.
     pub fn restart_node(&mut self) {
         let (served, log) = serve(&self.store);
         assert!(std::mem::replace(&mut self.served, served).stop(), "it ends in order");
@@ -105,7 +105,7 @@ impl Stage {
         self.until_health("live", status, "");
     }
 
-    /// Waits until the node's answer to this question about its health has this status and contains `expected`.
+    /// Waits until this health endpoint of the node returns this status and a body that contains `expected`.
     fn until_health(&self, what: &str, status: &str, expected: &str) {
         let began = Instant::now();
         loop {
@@ -258,7 +258,7 @@ impl Follower {
         }
     }
 
-    /// Reads until the feed ends. Returns whether it ended in order, and was not cut off.
+    /// Reads until the feed ends. Returns whether it ended cleanly rather than being cut off.
     pub fn until_end(mut self) -> bool {
         let mut rest = Vec::new();
         // A connection that is cut off may be reset.

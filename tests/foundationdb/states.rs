@@ -84,7 +84,7 @@ const STATES: [State; 7] = [
         log: Some("trying again"),
     },
     State {
-        name: "storage is away",
+        name: "storage is down",
         begin: |stage| without(stage, &[1]),
         ready: ("503", "\"cause\":\"away\""),
         posts: "503",
@@ -95,7 +95,7 @@ const STATES: [State; 7] = [
         log: Some(""),
     },
     State {
-        name: "all but storage is away",
+        name: "all but storage is down",
         begin: |stage| without(stage, &[0]),
         ready: ("503", "\"cause\":\"away\""),
         posts: "503",
@@ -105,7 +105,7 @@ const STATES: [State; 7] = [
         log: Some("dropped out"),
     },
     State {
-        name: "everything is away",
+        name: "everything is down",
         begin: |stage| without(stage, &[0, 1]),
         ready: ("503", "\"cause\":\"away\""),
         posts: "503",
@@ -162,9 +162,9 @@ const STATES: [State; 7] = [
     },
 ];
 
-/// Regressions: `ready` asked for a read version only: it said yes while the storage was away and nothing could be done, and hid that a
-/// database was locked. Commands waited forever. Posts during an outage were not answered before it was over. A node whose bus was
-/// wiped said that it was ready, answered that there were no databases, and logged 65 lines a second.
+/// Regressions: `ready` asked for a read version only: it returned 200 while the storage servers were down and nothing worked, and hid that
+/// a database was locked. Commands waited forever. Posts during an outage were not answered before it was over. A node whose bus was wiped
+/// said that it was ready, answered that there were no databases, and logged 65 lines a second.
 pub(crate) async fn a_node_says_what_the_table_says() {
     let runtime = Handle::current();
     block_in_place(|| {
@@ -180,7 +180,7 @@ pub(crate) async fn a_node_says_what_the_table_says() {
     });
 }
 
-/// Brings these states about on a cluster of two processes, one after the other.
+/// Puts a cluster of two processes into each of these states in turn.
 fn show<'a>(states: impl Iterator<Item = &'a State>) {
     let mut stage = Stage::start(Cluster::start_apart());
     block_on(record_long_names(&stage));
@@ -209,7 +209,7 @@ fn show<'a>(states: impl Iterator<Item = &'a State>) {
 }
 
 impl State {
-    /// Asserts what this line of the table says. Returns the follower if its feed goes on.
+    /// Asserts what this line of the table says. Returns the follower if its feed is still open.
     fn is_shown_by(&self, stage: &Stage, mut follower: Follower, loading: Follower) -> Option<Follower> {
         println!("{}", self.name);
         let name = self.name;

@@ -35,7 +35,7 @@ async fn only_admins_get_the_feed() {
     assert!(none.head.headers["www-authenticate"].starts_with("Bearer "));
     let asks = ask(fixture.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Basic\r\n", "").await;
     assert!(asks.head.headers["www-authenticate"].starts_with("Basic "));
-    // Regression: clients of CouchDB that asked not to get the dialog got it.
+    // Regression: clients of CouchDB that had asked for no dialog got one.
     let spared = ask(fixture.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Cookie\r\n", "").await;
     assert!(spared.head.headers["www-authenticate"].starts_with("Bearer "));
     // Existing and unknown names get the same answer.

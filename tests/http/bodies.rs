@@ -98,7 +98,7 @@ async fn a_body_of_many_gzip_members_is_refused_at_the_first() {
     }
 }
 
-/// Regression: 300 bodies that clients began but did not finish held 317 MB.
+/// Regression: the server held 317 MB for 300 bodies that clients had begun but not finished.
 #[tokio::test]
 async fn all_bodies_together_are_bounded() {
     let options = ApiOptions::default().body_len_max(100_000).bodies_len_max(250_000);
@@ -188,7 +188,7 @@ async fn a_body_that_will_be_refused_need_not_be_sent() {
     }
 }
 
-/// Regression: the server took `gzip, chunked` for `chunked`, and the compressed bytes for the body.
+/// Regression: the server treated `gzip, chunked` as `chunked`, and the compressed bytes as the body.
 #[tokio::test]
 async fn a_coding_for_the_transfer_that_nobody_undoes_is_refused() {
     let fixture =

@@ -198,7 +198,7 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
     let at = written.first.to_string();
     let asked = std::time::Instant::now();
     let last = live.rest().await;
-    // Regression: this took until the next poll of the feed, 10 s later.
+    // Regression: a live feed learned of the reshard only at its next poll, 10 s later.
     assert!(asked.elapsed() < std::time::Duration::from_secs(5), "it is woken, and does not have to poll");
     assert!(last.starts_with(&format!("{{\"resharded_at\":\"{at}\",\"last_seq\":\"")), "{last}");
     let whole = get(fixture.at(), &format!("/d/_changes/{}", shards[0])).await;

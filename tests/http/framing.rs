@@ -100,7 +100,7 @@ async fn all_feeds_are_chunked_and_say_what_they_are() {
         assert_eq!((&*headers["content-type"], &*headers["cache-control"]), (kind, cache), "{feed}");
         assert_eq!(headers["transfer-encoding"], "chunked", "{feed}");
         assert_eq!(headers.contains_key("etag"), feed == "normal", "a feed that waits is never the same");
-        // With `since=now` the client knows everything, so the next request continues from there.
+        // With `since=now` no row is returned, and `last_seq` is the end of the feed, at or after the last row.
         let last = answer.body.split('"').rev().nth(1).unwrap_or_default();
         assert!(last >= a.sequence.to_string().as_str(), "{}", answer.body);
         let end = format!("\"last_seq\":\"{last}\"}}\n");

@@ -116,7 +116,7 @@ async fn sent(router: Router, target: &str, wanted: &str, happens: impl Future<O
 }
 
 /// Regression: two things left a live feed asleep forever: the removal of changes without an event, and edits of a database that the bus
-/// takes for replaced because a client posted `created` for its name.
+/// considers replaced because a client posted `created` for its name.
 #[tokio::test(start_paused = true)]
 async fn live_feeds_learn_also_what_no_notification_tells_of() {
     for target in ["/d/_changes", "/d/_changes/1"] {

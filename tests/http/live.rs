@@ -74,7 +74,7 @@ impl Node {
         until("the tail", async || self.bus.stats().rows_tailed > before).await;
     }
 
-    /// Creates this many databases in one transaction, with long names that JSON escapes.
+    /// Creates this many databases in one transaction, with long names that need JSON escapes.
     async fn create_long(&self, count: usize) {
         let tx = self.store.begin();
         let before = self.bus.stats().rows_tailed;
@@ -185,7 +185,8 @@ async fn chunks_of(feed: &mut BodyDataStream, rows: usize) -> Vec<Bytes> {
     chunks
 }
 
-/// Regression: pages and batches were only bounded by rows, so a client that did not read held 3 MB of names that JSON escapes.
+/// Regression: pages and batches were limited only by row count, so for each client that did not read, the server held 3 MB if the names
+/// needed JSON escapes.
 #[tokio::test]
 async fn chunks_are_bounded_in_bytes_whatever_the_names() {
     const DATABASES: usize = 150;
@@ -232,8 +233,8 @@ async fn read_chunks(feeds: Vec<BodyDataStream>, rows: usize) {
     }
 }
 
-/// Regression: the rows of a subscriber that catches up were only bounded by their number. Now their bytes are bounded too, as in the
-/// batches of the ring.
+/// Regression: the rows of a subscriber that catches up were bounded only in number. Now they are bounded in bytes, too, as in the batches
+/// of the ring.
 #[tokio::test]
 async fn batches_of_a_catch_up_are_bounded_in_bytes() {
     let node = Node::new(&Store::memory(), 1).await;

@@ -32,7 +32,7 @@ async fn values_that_make_no_sense_are_named() {
         ("/_db_updates", "since=0.05", "Malformed sequence supplied in 'since' parameter."),
         ("/_db_updates", "descending=1", "true or false"),
         ("/_db_updates", &ahead, "descending"),
-        // Regression: one of the two was ignored.
+        // Regression: one of the two parameters was ignored.
         ("/_db_updates", "since=now&last-event-id=0", "leave one out"),
         ("/d/_changes", "seq_interval=0", "invalid_seq_interval"),
         ("/d/_changes", "style=odd", "all_docs"),

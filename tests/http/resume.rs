@@ -254,8 +254,8 @@ async fn heartbeats_come_also_under_a_load_of_what_is_not_wanted() {
     writer.await.unwrap();
 }
 
-/// Regression: a plain position lost the earlier events of a database that moved behind the position. So a reader that read in pages got an
-/// update of a database whose creation it had never seen.
+/// Regression: a plain position lost the earlier events of a database whose row moved past the position. So a reader that read in pages got
+/// an update of a database whose creation it had never seen.
 #[tokio::test]
 async fn a_cut_by_the_limit_does_not_lose_a_creation() {
     let fixture = HttpFixture::new().await;

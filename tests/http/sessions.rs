@@ -190,9 +190,10 @@ async fn up_and_lists_and_infos_of_databases_have_what_the_feed_knows() {
     assert_eq!(get(fixture.at(), "/_all_dbs?limit=1").await.head.status, 400);
 }
 
-/// Regression: the list of all databases was one text in memory. With 300,000 databases it took 9 MB for each client that did not read it.
+/// Regression: the server built the list of all databases as one text in memory. With 300,000 databases it took 9 MB for each client that
+/// did not read it.
 ///
-/// With long names that JSON escapes, a piece of 256 names took 1.5 MB.
+/// With long names that need JSON escapes, a chunk of 256 names took 1.5 MB.
 #[tokio::test]
 async fn a_long_list_of_databases_comes_in_pieces() {
     let fixture = fixture(allow_all()).await;

@@ -89,7 +89,7 @@ fn summary(mut times: Vec<Duration>) -> String {
     format!("p50 {:?}, p99 {:?}, max {:?} of {}", at(50), at(99), at(100), times.len())
 }
 
-/// H1 and H2: regression: a check of a password took 19 MB and went on after its request had hung up, and with 200 guessers a right
+/// H1 and H2: regression: a password check took 19 MB and continued after its client had disconnected, and with 200 guessers a successful
 /// log-in took 5.9 s.
 #[test]
 fn guessers_take_no_memory_and_hold_up_nobody() {
@@ -115,7 +115,7 @@ fn guessers_take_no_memory_and_hold_up_nobody() {
                     if tries % 2 == 0 {
                         assert_eq!(timed(&from, at, request).await.0, 401);
                     } else {
-                        // This request hangs up.
+                        // This client disconnects without reading the answer.
                         connect(&from, at).await.write_all(request.as_bytes()).await.unwrap();
                     }
                     tries += 1;
@@ -320,7 +320,7 @@ fn feeds_with_globs_take_little_memory() {
         }
         let before = memory(process);
         let open = (0..feeds).map(async |n| {
-            // No name matches, but the matcher meets new states in each of them.
+            // No name matches, but each makes the matcher create new states.
             let glob = format!("*%5B0-7%5D{}z", "%3F".repeat(20 + n % 10));
             let target = format!("/_db_updates?feed=continuous&since=0&heartbeat=1000&names={glob}");
             let mut feed = crate::open(at, &target).await;

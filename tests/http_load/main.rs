@@ -142,7 +142,7 @@ async fn load(poster: &mut Poster, rate: usize, time: Duration, seen: &LoadCount
     let began = Instant::now();
     let (mut recorded, mut probe) = (0, 0);
     while began.elapsed() < time {
-        // It sends all events that are due by now, so that a slow answer does not lower the rate.
+        // Send all events that are due by now, so that a slow answer does not lower the rate.
         let due = (began.elapsed().as_millis() as usize * rate / 1_000).saturating_sub(recorded);
         let event = |n| format!("{{\"db\":\"db{}\",\"type\":\"updated\"}}", n % DATABASES);
         let mut body: Vec<_> = (recorded..recorded + due).map(event).collect();
@@ -241,7 +241,7 @@ fn what_is_aborted_is_freed_and_what_is_idle_costs_memory_only() {
         let before = memory(process);
         let mut sockets = Vec::new();
         for feed in 0..idle {
-            // One address may have 8,192 connections. Regression: all feeds came from one, so the full load ended with 503.
+            // One address may have 8,192 connections. Regression: this test opened all feeds from one, so the full load ended with 503.
             let socket = attacks::connect(&format!("127.0.0.{}", 1 + feed % 4), at).await;
             sockets.push(open_over(socket, target).await);
         }
@@ -282,19 +282,19 @@ fn who_does_not_read_holds_little_and_is_dropped() {
     stall(FEED, "short names", "some/database", sized(3_000, 20_000));
 }
 
-/// Regression: the list was one text in memory for each client.
+/// Regression: the server built the whole list in memory for each client.
 #[test]
 fn who_does_not_read_the_list_of_databases_holds_little() {
     stall("/_all_dbs", "the list of databases", "some/database", sized(30_000, 300_000));
 }
 
-/// Regression: pages were bounded by rows alone, so such a client held 580 KB.
+/// Regression: pages were limited only by row count, so the server held 580 KB for such a client.
 #[test]
 fn who_does_not_read_long_names_holds_little() {
     stall(FEED, "long names", &"x".repeat(1_000), sized(1_000, 5_000));
 }
 
-/// JSON needs six bytes for each of these characters. Regression: such a client held 3.1 MB.
+/// Each of these characters takes six bytes in JSON. Regression: the server held 3.1 MB for such a client.
 #[test]
 fn who_does_not_read_escaped_names_holds_little() {
     stall(FEED, "names of control characters", &"\\u0001".repeat(1_000), sized(1_000, 5_000));

@@ -69,7 +69,7 @@ pub(crate) enum Op {
     Commit,
     /// Begins again, begins the commit of something outside of the keys, begins again while that is under way, and sets a key.
     ResetDuringCommit(u8, Vec<u8>),
-    /// Runs, beside the transaction, a body that adds 1 to a key; it commits by itself, fails, and is tried again.
+    /// Runs, concurrently with the transaction, a body that adds 1 to a key; it commits by itself, fails, and is tried again.
     RunTwice(u8),
     /// Begins again.
     Reset,

@@ -14,7 +14,7 @@ fn node(number: u16) -> NodeId {
 type Resources = Vec<(u64, Option<NodeId>)>;
 type Members = Vec<(NodeId, u32)>;
 
-/// Pools with owners that may be members or not, and members with small, large and no maxima.
+/// Pools whose owners may or may not be members, and members with a small, a large or no maximum.
 fn pools() -> impl Strategy<Value = (Resources, Members)> {
     let owner = proptest::option::weighted(0.8, 0_u16..12).prop_map(|owner| owner.map(node));
     let resources = proptest::collection::btree_map(0_u64..200, owner, 0..60);

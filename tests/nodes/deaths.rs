@@ -94,8 +94,8 @@ async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
     assert_eq!(shares(&[&notifiers[0]]), [64]);
 }
 
-/// Regression: the only surviving node removed all dead ones in one transaction, and tried that for a minute on a store where so many reads
-/// do not succeed together. Then it watched only its neighbours again.
+/// Regression: the only surviving node removed all dead ones in one transaction, and tried that for a minute on a store where that many
+/// reads in one transaction cannot succeed. Then it watched only its neighbours again.
 #[tokio::test(start_paused = true)]
 async fn dead_nodes_are_removed_although_large_transactions_fail() {
     let store = Store::memory();

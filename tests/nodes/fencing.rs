@@ -18,8 +18,7 @@ use crate::common::{
     counts, db, joined, narrow_bus, record, row_with, set, stored, unpolled, until, wide_bus, within,
 };
 
-/// Node A hangs in all its commits while B takes over. A cannot commit its pending work any more, and takes part
-/// again.
+/// Node A hangs in all its commits while B takes over. A can no longer commit its pending work, and then rejoins.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_cannot_commit_and_joins_again() {
     let store = Store::memory();
@@ -182,8 +181,8 @@ async fn a_lease_that_is_owned_without_knowledge_is_found() {
     assert_eq!(owned(&store).await, 64);
 }
 
-/// Regression: a claim that was committed although it had timed out was taken for that of another process: for a whole expiry the node
-/// had a row and took no work.
+/// Regression: a node mistook its own claim, which had timed out but was committed, for that of another process, so for a whole expiry it
+/// had a row but took no work.
 #[tokio::test(start_paused = true)]
 async fn a_node_knows_its_own_claim_again() {
     let store = Store::memory();
@@ -238,8 +237,8 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
     }
 }
 
-/// Regression: another process lived under the id of a node that had dropped out. The node logged that four times a second forever, and
-/// knew of no trouble; a role that it entered during that time counted as published.
+/// Regression: another process ran under the id of a node that had dropped out. The node logged that four times a second forever, and knew
+/// of no trouble; a role that it entered during that time counted as published.
 #[tokio::test(start_paused = true)]
 async fn a_node_whose_id_another_process_has_enters_no_role() {
     let store = Store::memory();

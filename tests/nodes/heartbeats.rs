@@ -76,8 +76,8 @@ async fn waiting_for_the_store_does_not_count_as_silence() {
     node.shutdown().await.unwrap();
 }
 
-/// Regression: a publication of roles that had nothing to write put the next beat off by an eighth of the heartbeat. A node that
-/// dropped a role and listed it again every 300 ms never sent a heartbeat, dropped out, and was taken for dead.
+/// Regression: each publication of roles that had nothing to write delayed the next beat by an eighth of the heartbeat. So a node that
+/// dropped a role and listed it again every 300 ms never sent a heartbeat, dropped out, and was presumed dead.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_lists_a_role_again_and_again_goes_on_beating() {
     let store = Store::memory();
@@ -125,8 +125,8 @@ impl Environment for Spent {
     }
 }
 
-/// Operations of the store in memory once never waited, so that a producer in a loop starved everything else on its thread: events were not
-/// folded, and the node missed its beats and gave its leases up. Here each commit takes a millisecond of the only thread.
+/// Regression: operations of the store in memory never waited, so a producer in a loop starved everything else on its thread: events were
+/// not folded, and the node missed its beats and gave its leases up. Here each commit takes a millisecond of the only thread.
 #[tokio::test]
 async fn a_producer_that_never_waits_leaves_heartbeats_and_folds_their_turn() {
     let spent = Arc::new(AtomicU64::new(0));

@@ -150,8 +150,8 @@ async fn two_nodes_remove_one_at_once() {
     }
 }
 
-/// Bug: dead nodes were removed ten at a time, so that one which could not be removed used up the time of all after it, at each poll. Fix:
-/// the others do not wait for it.
+/// Bug: dead nodes were removed ten at a time, so at each poll a node that could not be removed used up the time for all after it. Fix: the
+/// others do not wait for it.
 #[tokio::test(start_paused = true)]
 async fn nodes_that_cannot_be_removed_keep_no_others_from_going() {
     let store = Store::memory();
@@ -208,8 +208,8 @@ async fn a_change_of_roles_costs_the_same_however_many_there_are() {
     node.shutdown().await.unwrap();
 }
 
-/// Bug: ten dead nodes were removed with all of their roles in one transaction, and never fewer, so that the partitions of nodes beside one
-/// with very many roles had no owner. Fix: each node by itself, its roles in pages, and its row last.
+/// Bug: ten dead nodes were removed with all of their roles in one transaction, and never fewer, so that one dead node with very many roles
+/// left the partitions of the others without an owner. Fix: each node by itself, its roles in pages, and its row last.
 #[tokio::test(start_paused = true)]
 async fn a_dead_node_with_many_roles_keeps_no_other_from_going() {
     let store = Store::memory();

@@ -1,4 +1,4 @@
-//! What a process says while the store is away, how it ends then, and that its tasks survive panics.
+//! What a process reports during an outage of the store, how it shuts down then, and that its tasks survive panics.
 
 use std::{
     collections::BTreeMap,
@@ -122,7 +122,7 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
     }
 }
 
-/// Regression: everything that saves its position waited, when it ended, for as long as the store was away.
+/// Regression: everything that saves its position at shutdown waited for the whole outage.
 #[tokio::test(start_paused = true)]
 async fn what_saves_its_position_ends_without_the_store_too() {
     let faults = Faults::new(&Store::memory());

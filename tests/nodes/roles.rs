@@ -84,8 +84,8 @@ async fn a_role_ends_well_after_its_node() {
     assert!(bus.nodes().await.unwrap().is_empty());
 }
 
-/// Regression: the task of a dropped role was a handle on its node until it had ended. So the shutdown of the last role took the node
-/// for one that goes on, and it was listed until its expiry.
+/// Regression: the task of a dropped role kept a handle on its node until it had ended. So the shutdown of the last role assumed that the
+/// node was still in use, and it stayed listed until its expiry.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_role_does_not_keep_its_node_listed() {
     let bus = narrow_bus(&Store::memory()).await;
@@ -106,7 +106,7 @@ async fn a_dropped_role_does_not_keep_its_node_listed() {
     assert!(bus.nodes().await.unwrap().is_empty());
 }
 
-/// Regression: the others heard of a dropped role only with the next heartbeat, so its work waited for up to a heartbeat longer.
+/// Regression: other nodes learned of a dropped role only with the next heartbeat, so its work waited for up to a heartbeat longer.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_role_is_off_the_list_at_once() {
     let bus = narrow_bus(&Store::memory()).await;

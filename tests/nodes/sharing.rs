@@ -58,7 +58,7 @@ async fn nodes_that_start_together_share_evenly() {
     assert!(is_even(&all, 64), "{:?}", shares(&all));
 }
 
-/// Regression: each node assumed an even share for all: beside a node that takes one partition, another one took 4 of 8, and no node
+/// Regression: each node assumed an even share for all, so when one node took a single partition, another one took 4 of 8, and no node
 /// folded the other three.
 #[tokio::test(start_paused = true)]
 async fn what_a_node_may_not_take_the_others_do() {
@@ -97,8 +97,8 @@ async fn a_node_that_never_beats_and_never_takes_over_works() {
     node.shutdown().await.unwrap();
 }
 
-/// Each node publishes how long others have to wait for it. Regression: each node judged all others by its own expiry, and took a node
-/// with slow heartbeats for dead.
+/// Each node publishes how long others have to wait for it. Regression: each node judged all others by its own expiry, and presumed a node
+/// with slow heartbeats dead.
 #[tokio::test(start_paused = true)]
 async fn nodes_with_different_heartbeats_live_side_by_side() {
     let store = Store::memory();
@@ -161,8 +161,8 @@ fn fail_at_random(faults: &Faults, mut dice: fastrand::Rng) {
     });
 }
 
-/// Nodes come, leave, die and are taken for dead under load, and what they commit about leases has unknown results. Every event is folded
-/// exactly once, and in the end the living share everything.
+/// Nodes come, leave, die and are presumed dead under load, and their commits on leases may have unknown results. Every event is folded
+/// exactly once, and in the end the live nodes share all partitions.
 async fn churn(mut random: fastrand::Rng) {
     let store = Store::memory();
     let producing = wide_bus(&store).await;

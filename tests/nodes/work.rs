@@ -204,8 +204,8 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
     }
 }
 
-/// Bug: a worker at rest took its own lease for idle although the work on it had failed a moment before, so it stood still for an hour. Fix:
-/// each end of work makes a round due.
+/// Bug: an idle worker stayed idle although the work on one of its own leases had just failed, so that work stood still for up to an hour.
+/// Fix: each end of work makes a round due.
 #[tokio::test(start_paused = true)]
 async fn work_that_fails_while_the_worker_rests_is_taken_again() {
     let store = Store::memory();
@@ -244,7 +244,7 @@ async fn work_that_is_asked_to_end_does_in_peace_or_is_fenced_off_after_the_dead
     }
 }
 
-/// A single slow consumer once kept all leases of its node until it had ended, too.
+/// Regression: a single slow consumer held back all leases of its node until it had ended, too.
 #[tokio::test(start_paused = true)]
 async fn what_has_ended_is_given_back_while_other_work_still_ends() {
     let store = Store::memory();
@@ -339,7 +339,8 @@ async fn a_worker_whose_pool_is_no_longer_its_own_leaves_it_to_the_others() {
     }
 }
 
-/// A lease that another node took is neither good for a commit nor released by its former owner, however late that learns of it.
+/// A lease that another node has taken can neither be used for a commit nor be released by its former owner, however late the owner finds
+/// out.
 #[tokio::test(start_paused = true)]
 async fn only_the_newest_acquisition_holds_a_lease() {
     let store = Store::memory();

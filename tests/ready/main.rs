@@ -61,8 +61,8 @@ async fn ready_names_a_store_that_does_not_answer() {
     asked.end().await;
 }
 
-/// The tail of a dispatcher that polls rarely does not reach the end of a quiet feed before its next poll. Such a tail was once called
-/// behind after three seconds, so that a node with nothing wrong was not ready.
+/// The tail of a dispatcher that polls rarely does not reach the end of a quiet feed before its next poll. Regression: such a tail counted
+/// as behind after three seconds, so that a healthy node was not ready.
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_that_polls_rarely_is_ready() {
     let rarely = DispatcherOptions::default().poll_interval(Duration::from_secs(20));
@@ -204,8 +204,8 @@ async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
     assert!(nodes[0].is_silent && nodes[0].silent_ms >= 120_000, "the list reads the same: {nodes:?}");
 }
 
-/// Bug: the lag of the tail began with the first question that found it behind, so that one was answered "ok". Fix: the tail notes when
-/// it has read.
+/// Bug: the lag of the tail was counted from the first check that found it behind, so that check returned "ok". Fix: the tail notes when it
+/// has read.
 #[tokio::test(start_paused = true)]
 async fn a_tail_that_has_long_been_dead_is_named_by_the_first_question() {
     let store = Store::memory();
@@ -221,8 +221,8 @@ async fn a_tail_that_has_long_been_dead_is_named_by_the_first_question() {
     assert_eq!(answer["part"], "dispatcher", "{answer}");
 }
 
-/// Bug: two questions, each in the first moment of a handover, counted as one handover that lasted from one to the other. Fix: the
-/// epoch of the lease tells them apart.
+/// Bug: two checks, each at the start of a different handover, were counted as one handover that lasted from the first to the second. Fix:
+/// the epoch of the lease tells them apart.
 #[tokio::test(start_paused = true)]
 async fn two_handovers_are_not_one_long_one() {
     let store = Store::memory();
@@ -279,7 +279,7 @@ async fn an_event_behind_undecodable_rows_is_seen_to_wait() {
     assert_eq!(answer["part"], "notifier", "the event has waited for a minute: {answer}");
 }
 
-/// Bug: what was seen of the tails was kept for each bus, so a live tail reset the lag of a dead one.
+/// Bug: what was seen of the tails was kept per bus, not per dispatcher, so a live tail reset the lag of a dead one.
 #[tokio::test(start_paused = true)]
 async fn a_dead_tail_is_not_excused_by_that_of_another_dispatcher() {
     let store = Store::memory();

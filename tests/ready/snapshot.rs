@@ -44,7 +44,7 @@ async fn cost(consumers: usize, shards: u32) -> [(u64, u128); 2] {
     until("all are folded", async || bus.is_drained().await.unwrap()).await;
     for n in 0..consumers {
         let name = format!("c{n:04}");
-        // Half of them are behind by all rows.
+        // Half of the consumers have not read any row.
         let start = if n % 2 == 0 { Start::Now } else { Start::At(Cursor::BEGINNING) };
         bus.consumer(&name).unwrap().create(&ConsumerSettings::default().start(start)).await.unwrap();
         let lease = |shard: u8| {
@@ -88,7 +88,7 @@ async fn cost(consumers: usize, shards: u32) -> [(u64, u128); 2] {
     [status_cost, metrics_cost]
 }
 
-/// Bug: the status of each consumer took several transactions, and its lag some more, one after the other: from 100 consumers on, all
+/// Bug: the status of each consumer took several transactions, and its lag some more, one after another, so from 100 consumers on all
 /// metrics of the bus were missing. Fix: all consumers are read in ranges, and each shard of the feed once for all of them.
 #[tokio::test(start_paused = true)]
 async fn a_status_of_many_consumers_costs_pages_and_not_consumers() {
@@ -110,7 +110,7 @@ async fn a_status_of_many_consumers_costs_pages_and_not_consumers() {
     }
 }
 
-/// Bug: one part that the store did not answer took all others with it, in the status and in the metrics.
+/// Bug: if the store did not answer for one part, all others were missing too, in the status and in the metrics.
 #[tokio::test(start_paused = true)]
 async fn what_the_store_does_not_answer_is_missing_and_named_and_the_rest_is_there() {
     let faults = Faults::new(&Store::memory());
@@ -168,7 +168,7 @@ async fn probes_at_once_share_their_reads() {
     assert!(many <= 2 * one, "{many} reads for 100 probes, {one} for one");
 }
 
-/// A shard that is held up once showed only as lag: nothing said for which row it waits, and why.
+/// Regression: a shard that is held up showed only as lag: nothing said for which row it was waiting, and why.
 #[tokio::test(start_paused = true)]
 async fn a_shard_that_holds_names_its_row_and_the_failure_until_it_gets_on() {
     for is_ordered in [false, true] {

@@ -175,8 +175,8 @@ pub(crate) async fn live_and_restore(to: &Store, prefix: &[u8]) -> Before {
 }
 
 /// Bug: after a restore to lower versions without raising the incarnation, the first fold wrote a row that its own decoder refused, later
-/// events were lost, and `ready` said yes. Fix: a fold checks in the table of incarnations whether the store's versions are behind those in
-/// its rows.
+/// events were lost, and `ready` reported no problem. Fix: a fold checks in the table of incarnations whether the store's versions are
+/// behind those in its rows.
 pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Store, prefix: &[u8]) {
     let Before { kept, lost, edited } = live_and_restore(store, prefix).await;
     let bus = open(store, prefix).await;

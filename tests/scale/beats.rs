@@ -36,7 +36,7 @@ struct Gaps {
     longest: Duration,
 }
 
-/// The longest gap between two heartbeats of a node within `time`, beside `hogs` threads that never rest and producers that never wait.
+/// The longest gap between two heartbeats of a node within `time`, while `hogs` threads spin and producers record without pauses.
 async fn longest_gap(store: Store, time: Duration, hogs: usize) -> Duration {
     let (faults, gaps) = (Faults::new(&store), Arc::new(Mutex::new(Gaps::default())));
     let seen = Arc::clone(&gaps);

@@ -77,7 +77,7 @@ async fn life(consumers: usize) -> [OperationCounts; 4] {
     [start, rest, event, stop]
 }
 
-/// Starting and stopping many consumers was once quadratic: 200 took 121,400 mutations.
+/// Regression: the cost of starting and stopping many consumers was quadratic: 200 took 121,400 mutations.
 #[tokio::test(start_paused = true)]
 async fn consumers_of_a_node_cost_in_proportion_to_their_number() {
     println!("| consumers of 4 shards | start | an hour of rest | an event | stop |");
@@ -125,8 +125,8 @@ async fn trickle(consumers: usize, shards: u32) -> OperationCounts {
     spent
 }
 
-/// A trickle of events, or the bus's own test of itself, once made every shard of every consumer write every half minute: 21,253 commits
-/// in ten minutes at 16 consumers of 64 shards.
+/// Regression: a trickle of events, or the bus's own test of itself, made every shard of every consumer write every half minute: 21,253
+/// commits in ten minutes at 16 consumers of 64 shards.
 #[tokio::test(start_paused = true)]
 async fn consumers_of_many_shards_pay_for_the_events_and_not_for_the_shards() {
     println!("| consumers | shards | 30 events in ten minutes |");

@@ -16,7 +16,7 @@ use crate::{
     common::{db, joined, record, row_with, unpolled},
 };
 
-/// What ten passes read beside a tombstone that `consumers` consumers have still to read, in `shards` shards.
+/// What ten passes read if there is a tombstone that `consumers` consumers have not read yet, in `shards` shards.
 async fn passes(consumers: usize, shards: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(1, shards).await;
     for number in 0..consumers {
@@ -39,7 +39,7 @@ async fn passes(consumers: usize, shards: u32) -> OperationCounts {
     spent
 }
 
-/// A page of tombstones once read the checkpoints of all consumers in one transaction: 10,000 rows for 100 consumers of 100 shards.
+/// Regression: a page of tombstones read the checkpoints of all consumers in one transaction: 10,000 rows for 100 consumers of 100 shards.
 #[tokio::test(start_paused = true)]
 async fn the_janitor_reads_nothing_that_grows_with_consumers_times_shards() {
     let (few, many) = (passes(8, 2).await, passes(64, 2).await);
@@ -113,8 +113,9 @@ async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
     (spent, works)
 }
 
-/// Each closed topology entry once took a transaction of its own, one after the other: 100,000 feeds that had been resharded made a pass
-/// wait for 100,000 answers. So did 100,000 feeds with a consumer; of each of these, the pass read 100 rows where one was needed: 934 MB.
+/// Regression: each closed topology entry took a transaction of its own, one after another, so 100,000 feeds that had been resharded made a
+/// pass wait for 100,000 answers. So did 100,000 feeds with a consumer; of each of these, the pass read 100 rows where one was needed: 934
+/// MB.
 #[tokio::test(start_paused = true)]
 async fn a_pass_over_many_feeds_of_documents_takes_few_transactions() {
     let count = if crate::is_full() { 100_000 } else { 2_000 };

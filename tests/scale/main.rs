@@ -87,7 +87,7 @@ async fn an_idle_node_asks_as_much_among_many_as_among_some() {
     assert!(is_times(many.read_bytes, some.read_bytes, 1, 10));
 }
 
-/// The operations of folding 50 updates of one database, one after the other, among `databases` databases.
+/// The operations needed to fold 50 successive updates of one database among `databases` databases.
 async fn folds_among(databases: usize) -> OperationCounts {
     let fixture = ScaleFixture::new(1, 1).await;
     let notifier = joined(&fixture.counted).await.notifier(unpolled()).await.unwrap();
@@ -195,7 +195,7 @@ async fn drain_of(shards: u32) -> OperationCounts {
     spent
 }
 
-/// Each shard of a consumer that had come to its end once read the checkpoints of all others: 0.6 MB at 128 shards, 8.9 MB at 512.
+/// Regression: each shard of a consumer that had come to its end read the checkpoints of all others: 0.6 MB at 128 shards, 8.9 MB at 512.
 #[tokio::test(start_paused = true)]
 async fn a_drain_of_a_consumer_costs_in_proportion_to_its_shards() {
     let (less, more) = (drain_of(128).await, drain_of(512).await);

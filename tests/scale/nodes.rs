@@ -94,10 +94,10 @@ impl Fleet {
 /// How long a change is measured.
 const CHANGE: Duration = Duration::from_secs(30);
 
-/// How long all nodes rest before the next one.
+/// The idle time before the next change.
 const REST: Duration = Duration::from_secs(20);
 
-/// What a change costs beyond rest, in all.
+/// The total cost of a change, minus the idle cost.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     reads: u64,
@@ -108,7 +108,8 @@ struct Cost {
 }
 
 impl Cost {
-    /// What `spent` has beyond `rest`, a minute of `of` nodes, during a change that `nodes` nodes live through.
+    /// Subtracts the idle cost from `spent`, the operations during a change that `nodes` nodes survive. `rest` is what `of` idle nodes do
+    /// in a minute.
     fn beyond(rest: &OperationCounts, of: u64, spent: &OperationCounts, nodes: u64) -> Self {
         let beyond = |spent: u64, rest: u64| spent.saturating_sub(rest * nodes / of * CHANGE.as_secs() / 60);
         Self {
@@ -119,7 +120,7 @@ impl Cost {
         }
     }
 
-    /// Its cells in a table: reads and bytes of each node, and writes of all together.
+    /// Formats the cost as a table cell: reads and bytes per node, and the writes of all nodes together.
     fn cells(&self) -> String {
         format!(
             "{} reads, {} B; {} writes",
@@ -231,7 +232,8 @@ fn grows_linearly(less: &Life, more: &Life) {
         ("writes", less.rest.write_commits, more.rest.write_commits),
     ] {
         let (few, many) = (few / less.nodes, many / more.nodes);
-        // Among few nodes, one read of a poll returns all of them beside the rest; else there are two, and three at the end of the ring.
+        // With few nodes, one read of a poll returns all of their rows along with the rest; with more it takes two, and three at the end of
+        // the ring.
         let most = if less.nodes > 16 { few * 11 / 10 } else { few * 5 / 2 };
         assert!(
             many <= most,
@@ -256,7 +258,8 @@ fn grows_linearly(less: &Life, more: &Life) {
     }
 }
 
-/// The bytes that each survivor reads beyond rest when a third of `count` nodes that divide no work die at once.
+/// The bytes that each survivor reads, in addition to what it reads when idle, when a third of `count` nodes that divide no work die at
+/// once.
 async fn watch_of_deaths(count: usize) -> u64 {
     let faults = Faults::new(&Store::memory());
     let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();

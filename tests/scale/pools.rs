@@ -107,8 +107,8 @@ async fn pools_beside_a_join_read_their_versions_only() {
     }
 }
 
-/// Each change of any lease once made every worker of every node read all nodes and roles: 19 kB at 4 nodes × 4 consumers, and 1.5 MB at 16
-/// × 16.
+/// Regression: each change of any lease made every worker of every node read all nodes and roles: 19 kB at 4 nodes × 4 consumers, and 1.5
+/// MB at 16 × 16.
 #[tokio::test(start_paused = true)]
 async fn pools_beside_a_changed_one_read_their_versions_only() {
     for (nodes, consumers) in [(4, 4), (16, 16)] {
@@ -142,7 +142,8 @@ async fn work_of_a_join(partitions: u32) -> Duration {
     started
 }
 
-/// The plan was once quadratic: a second notifier took 0.15, 0.58 and 2.8 s to start with 1,024, 2,048 and 4,096 partitions.
+/// Regression: the cost of a plan was quadratic: a second notifier took 0.15, 0.58 and 2.8 s to start with 1,024, 2,048 and 4,096
+/// partitions.
 #[tokio::test(start_paused = true)]
 async fn pools_of_many_partitions_are_joined() {
     for partitions in if is_full() { &[1_024, 2_048, 4_096][..] } else { &[256] } {

@@ -16,7 +16,7 @@ fn doc(id: u8, position: u64) -> DocSummary {
     DocSummary { id: DocId::new(&format!("doc{id}")).unwrap(), revision, branches: 1, is_deleted: false }
 }
 
-/// Fails unless the numbers of rows behind each of `positions`, and in each shard, are those that a reader finds.
+/// Fails unless the row counts after each of `positions`, and in each shard, are what a reader finds.
 async fn check(bus: &Bus, db: &Db, positions: impl IntoIterator<Item = Cursor>) {
     let feed = bus.changes().feed(db);
     for position in positions {
@@ -78,8 +78,8 @@ async fn rows_are_counted_whatever_is_written() {
     assert!(matches!(changes.feed(&db).pending(Cursor::BEGINNING).await, Err(Error::NoFeed { .. })));
 }
 
-/// Regression: a layer that named one previous edit twice, after a reshard, took one row too many from the count of the shard
-/// before, and each feed of `_changes` that asked for what was pending was cut off.
+/// Regression: if a layer named one previous edit twice after a reshard, one row too many was subtracted from the count of the earlier
+/// shard, so each feed of `_changes` that asked for what was pending was cut off.
 #[tokio::test]
 async fn a_count_that_a_layer_has_made_negative_stops_no_reader() {
     let store = Store::memory();

@@ -519,8 +519,8 @@ async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
     assert!(matches!(error, Error::NoFeed { .. }), "{error}");
 }
 
-/// Edits of a database that the bus takes for replaced are folded without a row. A single posted `created` for
-/// the name of a layer's database is enough for that. Regression: a tail of it slept forever.
+/// Edits of a database that the bus considers replaced are folded without a row. A single posted `created` for the name of a layer's
+/// database is enough for that. Regression: a tail of it slept forever.
 #[tokio::test(start_paused = true)]
 async fn a_tail_finds_edits_without_a_notification() {
     let store = Store::memory();
@@ -540,7 +540,8 @@ async fn a_tail_finds_edits_without_a_notification() {
     assert_eq!(ids_and_positions(&page.expect("it polls now and then").unwrap().rows), [("x", 1)]);
 }
 
-/// Regression: the token of a creation named the database, but not the options: another creation of the same database passed for it.
+/// Regression: the token of a creation named the database, but not the options, so a creation of the same database with other options
+/// counted as the same.
 #[tokio::test]
 async fn a_feed_that_began_otherwise_is_refused() {
     let store = Store::memory();
@@ -590,7 +591,7 @@ async fn a_reshard_of_unknown_result_is_done_once() {
     }
 }
 
-/// Regression: the entry of a reshard with an unknown result was dropped before the reshard was tried again and could find it; it then
+/// Regression: the entry of a reshard with an unknown result was dropped before the reshard was tried again and could find it, so the retry
 /// undid the next reshard.
 #[tokio::test(start_paused = true)]
 async fn a_reshard_of_unknown_result_is_done_once_although_its_entry_is_dropped() {

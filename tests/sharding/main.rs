@@ -1,4 +1,4 @@
-//! Sharded feeds: resharding while everything goes on, the write path, readers of shards, bad input.
+//! Sharded feeds: resharding under load, the write path, readers of shards, bad input.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

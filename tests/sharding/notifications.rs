@@ -1,4 +1,4 @@
-//! The feed of notifications goes on through reshards: for folds, for its tail, and for subscribers.
+//! The notification feed keeps working across reshards: for folds, for its tail, and for subscribers.
 
 use std::time::Duration;
 

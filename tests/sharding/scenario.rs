@@ -32,7 +32,7 @@ pub struct Size {
     pub faults_percent: u8,
 }
 
-/// How many documents there are: few, so that writers meet.
+/// The number of documents: few, so that writers conflict.
 const DOCS: u32 = 12;
 
 /// Shared by all participants.

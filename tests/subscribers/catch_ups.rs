@@ -97,8 +97,8 @@ async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_not
     }
 }
 
-/// Bug: unless it was the last page, a page that was cut short because of long names took the position of its last row for what could be
-/// read. So the cursor of a reader from nothing began too early, and as text it contradicted itself.
+/// Bug: unless it was the last page, a page that was cut short because of long names treated the position of its last row as the end of
+/// what could be read. So the cursor of a reader from nothing began too early, and as text it contradicted itself.
 #[tokio::test(start_paused = true)]
 async fn a_page_that_long_names_cut_off_says_what_could_be_read() {
     let page = 40_usize;

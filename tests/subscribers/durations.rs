@@ -37,7 +37,7 @@ async fn the_longest_pace_is_one_round() {
     assert!(ready(&mut paced).is_empty());
 }
 
-/// Regression: these panicked at once, silently killed the workers of consumers, or panicked in a detached task.
+/// Regression: the longest durations made roles panic, at once or in a detached task, or silently killed the workers of consumers.
 #[tokio::test(start_paused = true)]
 async fn roles_bear_the_longest_durations() {
     let store = Store::memory();

@@ -100,7 +100,7 @@ pub struct Failure {
     status: StatusCode,
     /// A machine-readable word for the kind of error.
     error: &'static str,
-    /// What is wrong, and what would be right.
+    /// What is wrong, and what was expected.
     reason: Cow<'static, str>,
     /// The allowed methods, if the method was wrong.
     allow: Option<&'static str>,

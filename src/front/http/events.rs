@@ -1,6 +1,6 @@
 //! `/_notibus/events` records events of databases that a layer stores elsewhere. The route is for layers that are not written in Rust.
 //!
-//! Such a layer knows only names. The bus finds out which creation of a name an event belongs to: it reads the row of the name and the
+//! Such a layer knows only names. The bus finds out which instance of a name an event belongs to: it reads the row of the name and the
 //! events that are not yet folded into it. Two requests that create or delete the same name conflict on a key that holds no value, and the
 //! store retries one of them. Requests that only update a known database do not conflict with each other.
 
@@ -53,7 +53,7 @@ struct Event {
     kind: EventKind,
     /// The document that was written. The bus records only the ids of design documents.
     doc: Option<DdocId>,
-    /// The creation of the name that the event belongs to, if the client knows it: 32 hexadecimal digits.
+    /// The instance that the event belongs to, if the client knows it: 32 hexadecimal digits.
     instance: Option<DbInstance>,
 }
 
@@ -135,7 +135,7 @@ impl Once {
 /// The database that a name refers to.
 #[derive(Debug, Clone, Copy)]
 struct KnownInstance {
-    /// The last creation of the name.
+    /// The newest instance of the name.
     instance: DbInstance,
     is_deleted: bool,
 }

@@ -191,7 +191,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Makes a run that works on what is new to a consumer that knows `since`, after `failed` failed attempts.
+    /// Makes a run that works on what is new since `since`, after `failed` failed attempts.
     pub(super) fn new(held: &Arc<HeldShard>, scope: Scope, since: Cursor, failed: u32) -> Arc<Self> {
         let progress = Mutex::new(held.context.env().now());
         let (is_over, has_committed) = (AtomicBool::new(false), AtomicBool::new(false));

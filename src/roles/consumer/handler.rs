@@ -35,14 +35,14 @@ pub trait ConsumedRow: FeedRow + Clone {
         false
     }
 
-    /// Whether a consumer that knows `since` wants the row. Ends of databases are always wanted.
+    /// Whether a consumer whose cursor is `since` wants the row. A row that ends a database is always wanted.
     #[doc(hidden)]
     fn is_wanted(&self, filter: &Filter, since: &Cursor) -> bool {
         let _ = (filter, since);
         true
     }
 
-    /// Returns the database that is gone, if a consumer that knows `since` may have worked on it.
+    /// Returns the instance whose deletion this row reports, if a consumer at `since` may have worked on it.
     #[doc(hidden)]
     fn gone(&self, since: &Cursor) -> Option<DbInstance> {
         let _ = since;

@@ -110,7 +110,7 @@ impl<R: FeedRow> ShardReader<R> {
                 // If the shard ends here, the next call finds the end again and returns it.
                 return Ok(Some(ShardEvent::Rows(FeedPage { rows, to, next, more })));
             }
-            // If there are more rows, none on this page could be decoded.
+            // An empty page before the end means that none of its rows could be decoded: read on.
             if !more {
                 return Ok(resharded.map(|resharded| self.end(resharded)));
             }

@@ -172,8 +172,8 @@ impl Topology {
         Self::new(decode_all(feed, &rows)?)
     }
 
-    /// Reads, by snapshot, enough of the topology of `feed` to find `shard`: only one row if its entry is open, however long the history
-    /// is.
+    /// Reads, at snapshot isolation, enough of the topology of `feed` to find `shard`: only one row if its entry is open, however long the
+    /// history is.
     pub async fn of_shard(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId) -> Result<Self> {
         let open = Entries::open(tx, feed, Isolation::Snapshot).await?;
         if open.current().has(shard) { Ok(Self(open)) } else { feed.topology(tx).await }

@@ -233,7 +233,7 @@ mod tests {
         assert!(Keys::new(&[0xff, 1]).is_err());
     }
 
-    /// Another key among those that every process polls could push one of them out of the read.
+    /// All processes poll these keys with one range read of limited length. Any other key in that range could use up the limit.
     #[test]
     fn what_is_polled_stands_together() {
         let keys = Keys::new(b"p").unwrap();

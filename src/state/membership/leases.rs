@@ -172,7 +172,7 @@ impl Stop {
 
 /// The work on the resources of a pool.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// Returns the resources, each once, read by snapshot in the transaction of a round. Code that changes them calls
+    /// Returns the resources, each once, from snapshot reads in the transaction of a round. Code that changes them calls
     /// [`changed`](super::changed). If a resource disappears, its work is dropped and its lease is removed. So the same resource must never
     /// appear again, or the owner alone, without the epoch, must be enough to fence its work. [`Error::NoConsumer`] means that the pool no
     /// longer belongs to this work: then the worker ends, so that other nodes own its share.

@@ -159,7 +159,7 @@ impl NeighbourWatch {
         Ok(true)
     }
 
-    /// Returns all other nodes if they were `polled`, and otherwise the next ones in the ring, read by snapshot.
+    /// Returns all other nodes if they were `polled`, and otherwise the next ones in the ring, from a snapshot read.
     async fn neighbours(&self, tx: &Transaction, polled: &Polled) -> Result<Vec<(NodeId, NodeRow)>> {
         let Shared { id, keys, polls, .. } = &*self.shared;
         if let Some(rows) = &polled.nodes {

@@ -63,7 +63,7 @@ pub(super) fn node_rows(keys: &Keys, rows: &[(Bytes, Bytes)]) -> Result<Vec<(Nod
     rows.iter().map(decode).collect()
 }
 
-/// Returns the nodes with `role`, in the order of their ids, each with its maximum number of resources for the role; read by snapshot.
+/// Returns the nodes with `role`, in the order of their ids, each with its maximum number of resources for the role. Uses a snapshot read.
 pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Result<Vec<(NodeId, u32)>> {
     let rows = tx.all_rows(keys.nodes_with(role), Isolation::Snapshot).await?;
     let member = |(key, value): &(Bytes, Bytes)| {
@@ -95,7 +95,7 @@ pub(super) struct Versions {
 }
 
 impl Versions {
-    /// Returns `common` with the versions of `slots`, read by snapshot. Those in `before` are read again only if any pool has changed
+    /// Returns `common` with the versions of `slots`, from snapshot reads. Those in `before` are read again only if any pool has changed
     /// since. The number of reads is bounded, whatever the number of pools.
     pub async fn read(
         tx: &Transaction,

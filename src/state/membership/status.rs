@@ -65,7 +65,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Reads the store by snapshot. Fails with [`Error::BusGone`](crate::Error::BusGone) if it does not have the bus that was `opened`.
+    /// Uses snapshot reads. Fails with [`Error::BusGone`](crate::Error::BusGone) if it does not have the bus that was `opened`.
     pub async fn read(tx: &Transaction, keys: &Keys, opened: Config) -> Result<Self> {
         let config = keys.config();
         let (config, nodes, notifiers, leases) = tokio::try_join!(
@@ -161,7 +161,7 @@ pub(crate) struct Holdings {
 }
 
 impl Holdings {
-    /// Reads the holdings of all pools, or of the pool `only` if it is given, by snapshot.
+    /// Reads the holdings of all pools, or only of the pool `only` if given, at snapshot isolation.
     pub async fn read(tx: &Transaction, keys: &Keys, only: Option<&str>) -> Result<Self> {
         let leases = only.map_or_else(|| keys.all_leases(), |pool| keys.leases(pool));
         let nodes = async {

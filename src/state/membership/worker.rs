@@ -253,8 +253,8 @@ impl WorkerTask {
         self.member.store.run(async |tx| self.plan_in(&tx, joined).await).await
     }
 
-    /// Reads members, leases and resources by snapshot, plans the round, and writes it. Rounds of several nodes conflict only if they
-    /// overlap: the conflict set has only the leases that are written, and the members of the pool.
+    /// Reads members, leases and resources at snapshot isolation, plans the round, and writes it. Rounds of several nodes conflict only if
+    /// they overlap: the conflict set has only the leases that are written, and the members of the pool.
     async fn plan_in(&self, tx: &Transaction, joined: [u8; 16]) -> Result<Option<RoundOutcome>> {
         let Shared { id, keys, .. } = &*self.member;
         let (role, version) = (role_of_pool(&self.pool.name), keys.pool_version(self.slot));
@@ -287,7 +287,7 @@ impl WorkerTask {
         Ok(Some(RoundOutcome { plan, acquired, more, version }))
     }
 
-    /// Returns the leases of the pool, read by snapshot.
+    /// Returns the leases of the pool, from a snapshot read.
     async fn leases(&self, tx: &Transaction) -> Result<BTreeMap<u64, Lease>> {
         let keys = &self.member.keys;
         let rows = tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await?;
@@ -302,7 +302,7 @@ impl WorkerTask {
     fn write(&self, tx: &Transaction, view: &View<'_>, plan: &RoundPlan) -> Vec<Held> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
         let lease_of = |resource| view.leases.get(&resource).copied().unwrap_or_default();
-        // Leases were read by snapshot, so the transaction must conflict if a lease that it writes has changed since.
+        // The leases came from snapshot reads, so the transaction must conflict if a lease that it writes has changed since.
         let claim = |resource| {
             let key = keys.lease(pool, resource);
             tx.add_read_conflict(&KeyRange::key(&key));

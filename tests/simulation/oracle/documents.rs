@@ -167,7 +167,7 @@ impl Oracle {
         }
     }
 
-    /// Judges the end of a tail for `reason`, which is right only if the database is gone, or if the tail was behind what is known to be
+    /// Judges the end of a tail for `reason`, which is right only if the database is gone, or if the tail had read past what was certainly
     /// copied.
     pub fn doc_tail_ended(&mut self, findings: &Findings, id: DocTailId, reason: &str) {
         let Some(tail) = self.doc_tails.remove(&id) else { return };
