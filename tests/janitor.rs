@@ -624,3 +624,24 @@ async fn old_results_of_runs_go_in_pages_and_young_ones_stay() {
     pass(Duration::from_mins(6)).await;
     assert_eq!(count().await, 0);
 }
+
+/// Regression: the janitor dropped a tombstone while events of its database waited to be folded. The fold found no row, so it took the
+/// database for a living one, which nobody deleted again.
+#[tokio::test(start_paused = true)]
+async fn a_waiting_event_does_not_bring_a_deleted_database_back() {
+    let store = Store::memory();
+    let bus = wide_bus(&store).await;
+    let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    let _janitor = frequent(&bus).await;
+    deleted(&store, &bus, "gone").await;
+    pass(RETENTION / 2).await;
+    notifier.shutdown().await.unwrap();
+    record(&store, &bus, &db("gone", 1), [0, 0, 1, 0]).await;
+    pass(RETENTION).await;
+    assert_eq!(bus.stats().tombstones_dropped, 0);
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    pass(RETENTION / 60).await;
+    assert!(row(&bus, &db("gone", 1)).await.unwrap().is_deleted());
+    pass(RETENTION * 5 / 4).await;
+    assert_eq!(row(&bus, &db("gone", 1)).await, None);
+}

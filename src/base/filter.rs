@@ -6,14 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use globset::{Glob, GlobBuilder, GlobSet};
-use regex_automata::meta::Regex;
 use smallvec::SmallVec;
 
 use crate::base::{
     cursor::Cursor,
     error::{Error, Result},
     event::{DbName, DdocId, EventKind, Kinds},
+    glob::{GLOB_LEN_MAX, GlobSet},
     notification::Notification,
 };
 
@@ -103,38 +102,18 @@ pub(crate) struct PatternKey {
 /// A compiled glob.
 pub(crate) struct GlobMatcher {
     pattern: Box<str>,
-    regex: Regex,
+    compiled: GlobSet,
 }
 
 impl GlobMatcher {
-    /// The maximum size of the states that the matcher keeps to be fast, in bytes. There are many filters, and subscribers choose their
-    /// patterns, so this is far less than the default of the library.
-    const CACHE_LEN_MAX: usize = 64 << 10;
-
     /// Compiles `pattern`, with the syntax and the limits of [`Filter::glob`].
     pub fn new(pattern: &str) -> Result<Self> {
-        if pattern.len() > Filter::GLOB_LEN_MAX {
-            let reason = format!("it is longer than {} bytes", Filter::GLOB_LEN_MAX);
-            return Err(Error::invalid("glob", reason));
-        }
-        let invalid = |error: globset::Error| Error::invalid("glob", error.to_string());
-        let glob = build_glob(pattern).map_err(invalid)?;
-        // The dispatcher compiles the glob into a set.
-        GlobSet::builder().add(glob.clone()).build().map_err(invalid)?;
-        let syntax = regex_automata::util::syntax::Config::new().utf8(false).dot_matches_new_line(true);
-        let config = Regex::config().utf8_empty(false).hybrid_cache_capacity(Self::CACHE_LEN_MAX);
-        let regex = Regex::builder().syntax(syntax).configure(config).build(glob.regex());
-        let regex = regex.map_err(|error| Error::invalid("glob", error.to_string()))?;
-        Ok(Self { pattern: pattern.into(), regex })
+        Ok(Self { pattern: pattern.into(), compiled: GlobSet::new([pattern])? })
     }
 
     pub fn is_match(&self, name: &str) -> bool {
-        self.regex.is_match(name)
+        !self.compiled.matching(name).is_empty()
     }
-}
-
-pub(crate) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
-    GlobBuilder::new(pattern).literal_separator(false).build()
 }
 
 /// The tags of encoded filters. The hashes of filters are stored, so the tags never change.
@@ -221,7 +200,7 @@ impl Set {
 
 impl Filter {
     /// The maximum length of a glob, in bytes.
-    pub const GLOB_LEN_MAX: usize = 1_024;
+    pub const GLOB_LEN_MAX: usize = GLOB_LEN_MAX;
 
     fn of(names: Names) -> Self {
         Self { names, kinds: Kinds::ALL, ddocs: None }
@@ -301,10 +280,10 @@ impl Filter {
         Ok(Self::of(Names::Any(Arc::new(Set::new(filters)))))
     }
 
-    /// Whether names are compared with a glob, which costs more than any other comparison.
+    /// Returns the length of the glob with which names are compared, which costs more than any other comparison.
     #[cfg(feature = "http")]
-    pub(crate) fn is_glob(&self) -> bool {
-        matches!(self.names, Names::Glob(_))
+    pub(crate) fn glob_len(&self) -> Option<usize> {
+        if let Names::Glob(glob) = &self.names { Some(glob.pattern.len()) } else { None }
     }
 
     /// Restricts the filter to rows with news of one of `kinds`, which must not be empty. The news still has every kind that happened.

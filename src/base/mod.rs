@@ -10,6 +10,7 @@ pub(crate) mod env;
 pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod filter;
+pub(crate) mod glob;
 pub(crate) mod health;
 pub(crate) mod log_throttle;
 pub(crate) mod macros;

@@ -343,3 +343,41 @@ async fn a_reshard_while_a_barrier_looks_holds_the_barrier() {
     looks.shutdown().await.unwrap();
     consumer.shutdown().await.unwrap();
 }
+
+/// A member takes over a drained shard whose keys are not moved yet, because the member before it has crashed. Whatever is due there waits
+/// until it is in the successor, where new rows of the same ids are worked on.
+#[tokio::test(start_paused = true)]
+async fn keys_of_a_drained_shard_are_not_worked_on_before_they_have_moved() {
+    let fixture = ConsumerFixture::new(1).await;
+    let (worked, is_mended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+    let (shards, mended) = (Arc::clone(&worked), Arc::clone(&is_mended));
+    let log = Log::doing(move |batch: Batch<Notification>| {
+        let fails = !mended.load(Ordering::Relaxed);
+        if !fails {
+            shards.lock().unwrap().push(batch.shard());
+        }
+        async move { if fails { Err("not yet".into()) } else { Ok(()) } }
+    });
+    let pause = Duration::from_secs(5);
+    let options = || polled().attempts_max(1).backoff_min(pause).backoff_max(pause);
+    let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options());
+    let consumer = member.run_batches(log.handler()).await.unwrap();
+    fixture.create(["db"]).await;
+    until("it is deferred", async || !fixture.is_none_deferred().await).await;
+    fixture.faults.plan_commits(|attempt| {
+        moves_a_key(attempt).then_some(CommitFault::Before(StoreError::NOT_COMMITTED))
+    });
+    let before = checkpoint(&fixture).await;
+    fixture.other.feed().reshard(1, None).await.unwrap();
+    until("it is drained", async || checkpoint(&fixture).await > before).await;
+    drop(consumer);
+    is_mended.store(true, Ordering::Relaxed);
+    let consumer = fixture.member().await.options(options()).run_batches(log.handler()).await.unwrap();
+    until("it has taken over", async || consumer.shards().contains(&ShardId(1))).await;
+    pass(pause * 10).await;
+    assert_eq!(*worked.lock().unwrap(), []);
+    fixture.faults.heal();
+    fixture.until_done().await;
+    assert_eq!(*worked.lock().unwrap(), [ShardId(2)]);
+    consumer.shutdown().await.unwrap();
+}

@@ -215,3 +215,26 @@ async fn a_group_of_commits_has_a_bound_in_bytes() {
     let most = written.try_iter().max().unwrap();
     assert!((1_000_000..=(4 << 20) + 1_100_000).contains(&most), "a group of {most} bytes");
 }
+
+/// Regression: there was room to close a store, but had been none to note its opening. The note of the close named the version of that
+/// opening, which the journal did not have, so the next opening reported damage.
+#[tokio::test]
+async fn a_close_after_an_opening_without_room_is_no_damage() {
+    let disk = SimulatedDisk::new(4_096);
+    let db = disk.open().unwrap();
+    overwrite(&db, 1).await.unwrap();
+    let expected = rows(&db).await;
+    drop(db);
+    // The opening cuts off the mark at the end of the journal, and something else on the full disk takes that room.
+    let mut is_cut = false;
+    disk.plan(move |operation| {
+        is_cut |= matches!(operation, DiskOperation::Cut(_));
+        (is_cut && matches!(operation, DiskOperation::Write(..))).then_some(DiskFault::Fails(DiskFault::FULL))
+    });
+    let db = disk.open().unwrap();
+    assert_eq!(rows(&db).await, expected);
+    // The operator makes room, and the store is closed before its next commit.
+    disk.mend();
+    drop(db);
+    assert_eq!(rows(&disk.open().unwrap()).await, expected);
+}

@@ -10,9 +10,9 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 175),
-    ("src/base", 3_685),
+    ("src/base", 3_785),
     ("src/store", 1_395),
-    ("src/store/embedded", 5_805),
+    ("src/store/embedded", 5_810),
     ("src/store/fdb", 865),
     ("src/store/testing", 1_055),
     ("src/state", 3_050),
@@ -22,21 +22,21 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles", 200),
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_990),
-    ("src/roles/dispatcher", 3_595),
-    ("src/roles/janitor", 745),
+    ("src/roles/dispatcher", 3_605),
+    ("src/roles/janitor", 750),
     ("src/roles/changes", 875),
     ("src/roles/consumer", 6_470),
     ("src/bus", 1_440),
     ("src/bus/relocation", 625),
-    ("src/front", 6_390),
+    ("src/front", 6_395),
     ("src/bin", 2_395),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_300;
+const SRC_LINES: usize = 48_425;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 214;
+const SRC_FILES: usize = 215;
 
 /// The most lines of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_450;

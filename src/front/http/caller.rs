@@ -216,30 +216,33 @@ impl Caller {
     }
 }
 
-/// How many long-lived feeds each name has open.
+/// What each name has open: the number of its long-lived feeds, or the length of their globs.
 #[derive(Debug, Default)]
 pub(super) struct OpenFeeds(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
 
-/// A feed's place among the long-lived feeds of its caller. Dropping the permit frees the place.
+/// A feed's share of what its caller has open. Dropping the permit frees it.
 #[derive(Debug)]
-pub(super) struct FeedPermit(Arc<AtomicUsize>);
+pub(super) struct FeedPermit {
+    open: Arc<AtomicUsize>,
+    share: usize,
+}
 
 impl OpenFeeds {
-    /// Takes a place for a feed of `name`, which may have at most `most` of these `feeds`. Fails with 429 if no place is left.
-    pub fn enter(&self, name: &str, most: usize, feeds: &str) -> Result<FeedPermit, Failure> {
+    /// Takes the `share` of a feed of `name`, which may have at most `most` of `what` open. Fails with 429 if too little is left.
+    pub fn enter(&self, name: &str, share: usize, most: usize, what: &str) -> Result<FeedPermit, Failure> {
         let mut names = self.0.lock();
         names.retain(|_, open| open.load(Ordering::Relaxed) > 0);
         let open = Arc::clone(names.entry(name.into()).or_default());
         let count = open.load(Ordering::Relaxed);
-        if count >= most {
-            let reason = format!("You have {count} open {feeds}, and may not open more.");
+        if count + share > most {
+            let reason = format!("You have {count} open {what}, and may have {most}.");
             return Err(Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason));
         }
-        open.fetch_add(1, Ordering::Relaxed);
-        Ok(FeedPermit(open))
+        open.fetch_add(share, Ordering::Relaxed);
+        Ok(FeedPermit { open, share })
     }
 
-    /// Returns how many long-lived feeds there are.
+    /// Returns the sum over all names.
     pub fn count(&self) -> usize {
         self.0.lock().values().map(|open| open.load(Ordering::Relaxed)).sum()
     }
@@ -247,7 +250,7 @@ impl OpenFeeds {
 
 impl Drop for FeedPermit {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.open.fetch_sub(self.share, Ordering::Relaxed);
     }
 }
 

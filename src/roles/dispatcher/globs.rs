@@ -5,11 +5,9 @@
 
 use std::sync::Arc;
 
-use globset::GlobSet;
+use crate::base::glob::GlobSet;
 
-use crate::base::filter::build_glob;
-
-/// The maximum number of globs in a large set, because a compiled set has a limited number of states.
+/// The maximum number of globs in a large set. Fewer fit if they are large.
 const GLOBS_PER_SET: usize = 1_000;
 
 /// The maximum number of globs in the small set.
@@ -24,7 +22,7 @@ pub(super) struct Globs<P> {
 
 /// A set of globs.
 struct Compiled<P> {
-    /// `None` if globs have been added since the set was compiled.
+    /// `None` if there are no globs, or if some have been added since the set was compiled.
     set: Option<GlobSet>,
     /// The pattern and the text of each glob in the set; `None` once the pattern is gone.
     globs: Vec<Option<(Arc<P>, Arc<str>)>>,
@@ -66,7 +64,7 @@ impl<P> Globs<P> {
                     None => self.large.push(Compiled::new(vec![glob])),
                 }
             }
-            self.small.set = Some(GlobSet::empty());
+            self.small.set = None;
         }
         let mut at = 0;
         while let Some(large) = self.large.get_mut(at) {
@@ -103,31 +101,20 @@ impl<P> Compiled<P> {
         }
     }
 
-    /// Compiles the set, unless it is compiled. Returns false if the globs are too large for one set. Each glob alone is known to compile.
+    /// Compiles the set, unless it is compiled. Returns false if the globs are too large for one set.
     fn compile(&mut self) -> bool {
-        if self.set.is_some() {
-            return true;
+        if self.set.is_none() {
+            self.globs.retain(Option::is_some);
+            self.gone = 0;
+            let globs = self.globs.iter().flatten().map(|(_, glob)| &**glob);
+            self.set = GlobSet::new(globs).ok().filter(|_| !self.globs.is_empty());
+            assert!(self.set.is_some() || self.globs.len() != 1, "each glob was compiled with its filter");
         }
-        self.globs.retain(Option::is_some);
-        self.gone = 0;
-        let mut builder = GlobSet::builder();
-        for (_, glob) in self.globs.iter().flatten() {
-            builder.add(build_glob(glob).expect("it was built when its filter was"));
-        }
-        self.set = match builder.build() {
-            Ok(set) => Some(set),
-            Err(_) if self.globs.len() > 1 => None,
-            Err(error) => {
-                let glob = self.globs[0].as_ref().map(|(_, glob)| &**glob);
-                tracing::error!(%error, glob, "a glob cannot be compiled, and matches nothing");
-                Some(GlobSet::empty())
-            }
-        };
-        self.set.is_some()
+        self.set.is_some() || self.globs.is_empty()
     }
 
     fn matching(&self, name: &str) -> impl Iterator<Item = &Arc<P>> {
-        let matched = self.set.iter().flat_map(move |set| set.matches(name));
+        let matched = self.set.iter().flat_map(move |set| set.matching(name));
         matched.filter_map(|index| self.globs[index].as_ref()).map(|(pattern, _)| pattern)
     }
 }
@@ -161,5 +148,28 @@ mod tests {
         }
         globs.compile();
         assert!(globs.large.is_empty());
+    }
+
+    /// A glob with many alternatives, each of which may begin anywhere.
+    fn wide(n: usize) -> Arc<str> {
+        let letter = |at: usize| char::from(b"customernad-/0123"[at % 17]);
+        let alternative = |m: usize| {
+            let (from, to) = (letter(n * n * 7 + m * m * 5 + m), letter(n * 31 / 7 + m * 11 / 3));
+            format!("*{from}{}{to}*Z{n}", "?".repeat(3 + (n * 13 / 5 + m * 17 / 3) % 10))
+        };
+        format!("{{{}}}", (0..24).map(alternative).collect::<Vec<_>>().join(",")).into()
+    }
+
+    /// Regression: once 300 such globs had met some names, they took a gigabyte, so that subscribers could have the process killed.
+    #[test]
+    fn the_memory_of_globs_is_bounded_whatever_they_and_the_names_are() {
+        let mut globs = Globs::default();
+        (0..100).for_each(|n| globs.add(&Arc::new(n), &wide(n)));
+        globs.compile();
+        for n in 0..20 {
+            assert_eq!(globs.matching(&format!("customers/tenant-{n:04}/orders-{}", n % 7)).count(), 0);
+        }
+        let sets: Vec<_> = globs.large.iter().flat_map(|large| &large.set).map(GlobSet::memory_len).collect();
+        assert!(sets.iter().sum::<usize>() < 4 << 20, "{sets:?}");
     }
 }

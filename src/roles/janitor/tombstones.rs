@@ -16,9 +16,10 @@ use crate::{
     },
     state::{
         feed::{RawFeed, remove},
+        keys::Partition,
         skipped::SkippedAt,
     },
-    store::{Isolation, Transaction},
+    store::{Isolation, RangeRead, Transaction},
 };
 
 /// How many rows are read in one transaction. A second transaction deletes the tombstones among them.
@@ -72,13 +73,20 @@ impl Pass<'_> {
         let topology = feed.topology(tx).await?;
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
         let passed = tombstones.partition_point(|row| row.sequence <= passed);
-        let newest = tombstones[..passed].iter().map(|row| {
+        let newest = tombstones[..passed].iter().map(|row| async move {
             let newest = keys.newest(feed.id, row.name.as_str().as_bytes());
-            async move { Ok::<_, Error>((tx.get(&newest, Isolation::Serializable).await?, newest)) }
+            let partition = Partition::of(row.name.as_str(), self.context.config.partitions);
+            let waiting = RangeRead::new(keys.drains_of_db(partition, &row.db())).limit(1);
+            let (stored, waiting) = tokio::try_join!(
+                tx.get(&newest, Isolation::Serializable),
+                tx.get_range(&waiting, Isolation::Serializable)
+            )?;
+            Ok::<_, Error>((stored.filter(|_| waiting.rows.is_empty()), newest))
         });
         let (mut dropped, mut last) = (0, horizon);
         for (row, (stored, newest)) in tombstones.iter().zip(try_join_all(newest).await?) {
-            // If the name was used again meanwhile, the notifier has replaced this row with a newer one.
+            // If the name was used again meanwhile, the notifier has replaced this row with a newer one, and events that wait to be folded will
+            // replace it. Without the row, they would bring the database back.
             if stored.as_deref() != Some(&row.sequence.as_bytes()[..]) {
                 continue;
             }

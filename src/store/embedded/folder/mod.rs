@@ -210,6 +210,10 @@ impl Folder {
     pub fn close(&mut self, version: u64) -> io::Result<()> {
         self.wait();
         self.check_files()?;
+        // The journal does not end with the version of an opening that there was no room to note.
+        if self.unopened.is_some() {
+            return Ok(());
+        }
         write_text(&*self.files, CLOSED, &version.to_string())
     }
 
