@@ -236,8 +236,8 @@ impl Filter {
         Self::of(Names::Affix(Atom { by: MatchedBy::Suffix, text: suffix.into().into() }))
     }
 
-    /// Wants databases whose names match the glob `pattern`: `?` is any character, `*` any number of characters (`/` included), `[ab]` one
-    /// of those in the brackets, `{a,b}` one of the alternatives.
+    /// Wants databases whose names match the glob `pattern`: `?` is any byte, `*` any number of bytes (`/` included), `[ab]` one of those in the
+    /// brackets, `{a,b}` one of the alternatives. Names are compared byte by byte, and a character that is not ASCII has several.
     ///
     /// Fails with [`Error::Invalid`] if the pattern is malformed, too large to be compiled, or longer than 1,024 bytes.
     pub fn glob(pattern: &str) -> Result<Self> {

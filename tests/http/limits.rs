@@ -89,6 +89,11 @@ async fn the_globs_of_a_caller_have_a_length_together() {
         open.push(connection);
     }
     assert_eq!(ask("a*b").await.0, 429);
+    let once = async |names: &str| {
+        let target = format!("/_db_updates?names={names}");
+        Connection::get(fixture.at(), &target).await.head().await.status
+    };
+    assert_eq!((once("a*b").await, once("a*").await), (429, 200), "requests that do not last count, too");
     for simple in ["a*", "*b", "ab"] {
         let (status, connection) = ask(simple).await;
         assert_eq!(status, 200, "{simple} needs no matcher");

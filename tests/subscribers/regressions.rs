@@ -7,15 +7,16 @@ use notibus::{
     Cursor, DispatcherOptions, EventKind, Filter, Sequence,
     dispatcher::{Item, RestartPolicy},
     event::DdocId,
+    producer::ProducerOptions,
     store::{
-        AtomicOp, Store, Transaction,
-        testing::{CommitFault, Faults, Gate},
+        AtomicOp, Store, StoreError, Transaction,
+        testing::{CommitFault, Faults, Gate, Operation},
     },
 };
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, joined, narrow_bus, record, row_with, unpolled, until, within},
+    common::{db, eager, joined, narrow_bus, record, row_with, unpolled, until, within},
     fixture::{SubscriberFixture, calls, commit, drain, fold, forget, kinds, name, next, ready},
 };
 
@@ -378,4 +379,67 @@ async fn a_barrier_does_not_wait_for_later_changes_of_a_design_document() {
     let version = fixture.store.begin().read_version().await.unwrap();
     within("the barrier", fixture.dispatcher.wait_until(version)).await.unwrap();
     writer.abort();
+}
+
+/// Regression: if the slots of a database were on two pages of a barrier's reads, and a fold was committed in between, the barrier returned
+/// before everything was folded.
+#[tokio::test(start_paused = true)]
+async fn a_barrier_waits_for_all_slots_of_a_database() {
+    let store = Store::memory();
+    let folding = Faults::new(&store);
+    let bus = narrow_bus(&folding.store()).await;
+    let producer = bus.producer_with(ProducerOptions::default().slots(2)).unwrap();
+    let hot = db("hot", 1);
+    // 199 rows of counters before the two slots of `hot`: its second slot is on the second page of a barrier.
+    let write = async |tx: Transaction| {
+        (0..199).for_each(|n| producer.created(&tx, &db(&format!("a{n:03}"), 1)));
+        Ok(())
+    };
+    store.run(write).await.unwrap();
+    let update = async || {
+        let write = async |tx: Transaction| {
+            producer.updated(&tx, &hot);
+            Ok(())
+        };
+        bus.run_exactly_once(None, write).await.unwrap().committed.versionstamp.version()
+    };
+    for _ in 0..200 {
+        update().await;
+    }
+    // The first fold is held after its reads; all later ones are held until the end.
+    let (first, later, mut folds) = (Gate::default(), Gate::default(), 0);
+    let (held_first, held_later) = (first.clone(), later.clone());
+    folding.plan_commits(move |attempt| {
+        let is_fold = attempt.applies(AtomicOp::CompareAndClear);
+        folds += u32::from(is_fold);
+        is_fold.then(|| CommitFault::Hold(if folds == 1 { held_first.clone() } else { held_later.clone() }))
+    });
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
+    within("the first fold", first.reached()).await;
+    // These events are not in the first fold.
+    let mut version = 0;
+    for _ in 0..20 {
+        version = update().await;
+    }
+    // The barrier runs in another process. Its second page is read after the first fold was committed.
+    let reading = Faults::new(&store);
+    let other = narrow_bus(&reading.store()).await;
+    let dispatcher = other.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (gate, mut is_between) = (first.clone(), false);
+    reading.plan_reads(move |operation| {
+        let Operation::GetRange { range, .. } = operation else { return None };
+        let is_second = range.begin.windows(3).any(|part| part == b"hot") && !is_between;
+        is_between |= is_second;
+        is_second.then(|| {
+            gate.open();
+            StoreError::TRANSACTION_TOO_OLD
+        })
+    });
+    let barrier = tokio::spawn(async move { dispatcher.wait_until(version).await });
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let row = bus.feed().newest(&hot.name).await.unwrap();
+    let updated = row.map(|row| row.totals.updated);
+    assert!(!barrier.is_finished(), "the barrier has ended, but {updated:?} of 220 events are folded");
+    later.open();
+    within("the barrier", barrier).await.unwrap().unwrap();
 }

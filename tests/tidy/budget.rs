@@ -15,7 +15,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_810),
     ("src/store/fdb", 865),
     ("src/store/testing", 1_055),
-    ("src/state", 3_050),
+    ("src/state", 3_055),
     ("src/state/keys", 2_605),
     ("src/state/feed", 1_955),
     ("src/state/membership", 2_480),
@@ -28,12 +28,12 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/consumer", 6_470),
     ("src/bus", 1_440),
     ("src/bus/relocation", 625),
-    ("src/front", 6_395),
+    ("src/front", 6_445),
     ("src/bin", 2_395),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_425;
+const SRC_LINES: usize = 48_480;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 215;

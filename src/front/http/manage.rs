@@ -387,7 +387,7 @@ async fn rows(State(inner): Shared, parts: Parts) -> Answered {
     };
     let mut page = read().await?;
     if let Some(timeout) = timeout.filter(|_| page.rows.is_empty() && !page.more) {
-        let _places = inner.enter(&caller(&parts.extensions), None)?;
+        let _places = inner.enter(&caller(&parts.extensions), None, true)?;
         wait(&inner, page.next, timeout).await;
         page = read().await?;
     }

@@ -38,6 +38,10 @@ use crate::{
     roles::dispatcher::DeliveryBatch,
 };
 
+/// The maximum number of rows whose names are compared with a glob before other tasks have their turn: a glob of the greatest length, chosen to
+/// be slow, takes milliseconds for each long name.
+const GLOB_ROWS_PER_TURN: usize = 16;
+
 /// The types of the rows that a reader gets for one database.
 type Types = SmallVec<[EventKind; 4]>;
 
@@ -53,6 +57,11 @@ impl Wanted {
     /// Returns the rows that `query` asks for.
     pub fn of(query: &Query) -> Self {
         Self { kinds: query.types, names: query.names.clone() }
+    }
+
+    /// Whether names are compared with a glob.
+    pub fn has_glob(&self) -> bool {
+        self.names.as_ref().is_some_and(|names| names.glob_len().is_some())
     }
 
     /// Returns the wanted events of `row` that are news to a reader, in the order in which they happened. `cursor` says how the reading
@@ -137,13 +146,16 @@ impl Rows {
         self.left.len()
     }
 
-    /// Writes the wanted rows, database by database, until `limit` rows are written or the chunk is full.
+    /// Writes the wanted rows, database by database, until `limit` rows are written, the chunk is full, or others should have their turn.
     pub fn write(&mut self, wanted: &Wanted, out: &mut Writer, limit: u64) {
         let before = out.rows();
+        let mut turn = if wanted.has_glob() { GLOB_ROWS_PER_TURN } else { usize::MAX };
         while out.rows() - before < limit
             && !out.is_full()
+            && turn > 0
             && let Some((row, is_plain)) = self.left.next()
         {
+            turn -= 1;
             let after = self.after(row.sequence, is_plain);
             let mut types = wanted.types_of(&row, &self.reading);
             if self.descending {
@@ -400,5 +412,19 @@ mod tests {
         let [below, above] = seqs(&rows, Cursor::BEGINNING, at(20).into(), at(5))[..] else { panic!() };
         assert_eq!(above, at(6).into());
         assert_eq!(below.to_string(), format!("{}-{}-{}-0", at(4), at(20), at(20)));
+    }
+
+    /// Regression: requests with slow globs compared a whole page of names without a pause, so many of them together stopped the heartbeats of
+    /// the process.
+    #[test]
+    fn rows_that_are_compared_with_a_glob_are_written_in_turns() {
+        let rows: Vec<_> = (1..=40).map(|n| database(n, [n, 0, 0, 0])).collect();
+        let mut rows = Rows::new(rows, Cursor::BEGINNING, at(50).into(), Sequence::MIN);
+        let wanted = Wanted { kinds: Kinds::ALL, names: Some(Filter::glob("*z?").unwrap()) };
+        let mut out = Writer::new(WireFormat::Lines);
+        for left in [24, 8, 0] {
+            rows.write(&wanted, &mut out, u64::MAX);
+            assert_eq!((rows.left(), out.rows()), (left, 0));
+        }
     }
 }

@@ -56,6 +56,11 @@ pub(super) trait Source: Send + 'static {
     /// If the future is dropped, the next call continues the read.
     fn read(&mut self, out: &mut Writer, limit: u64) -> impl Future<Output = Result<Progress>> + Send;
 
+    /// Whether reads take so much of the processor that others should have their turn before each.
+    fn takes_turns(&self) -> bool {
+        false
+    }
+
     /// Completes when there may be more to read after [`Progress::UpToDate`]. Cancel safe.
     fn wait(&mut self) -> impl Future<Output = ()> + Send;
 
@@ -109,7 +114,7 @@ struct Stream<S> {
     sent_at: Duration,
     inner: Arc<Inner>,
     caller: Caller,
-    /// The feed's places among the feeds of its caller. A feed that does not wait needs no place.
+    /// The feed's shares of what its caller may have open.
     _places: Vec<FeedPermit>,
 }
 
@@ -131,7 +136,7 @@ pub(super) async fn answer<S: Source>(
     }
     let caller = caller(&parts.extensions);
     let lasts = query.mode != Mode::Normal;
-    let places = if lasts { inner.enter(&caller, query.names.as_ref())? } else { Vec::new() };
+    let places = inner.enter(&caller, query.names.as_ref(), lasts)?;
     let (source, now) = (begin.await?, inner.env().now());
     let feed = Stream {
         source,
@@ -217,7 +222,12 @@ impl<S: Source> Stream<S> {
                         WireFormat::Lines => Bytes::new(),
                     })
                 }
-                Phase::Read => self.read().await,
+                Phase::Read => {
+                    if self.source.takes_turns() {
+                        tokio::task::yield_now().await;
+                    }
+                    self.read().await
+                }
                 Phase::Wait => Ok(self.wait().await),
                 Phase::End => {
                     self.phase = Phase::Done;

@@ -219,7 +219,9 @@ impl Updates {
     fn live(&mut self) -> &mut Live {
         let Self { inner, wanted, next, live, .. } = self;
         live.get_or_insert_with(|| {
-            let filter = wanted.names.clone().unwrap_or_else(Filter::all);
+            // The feed compares names with a glob itself, so a slow glob does not hold up the dispatcher.
+            let names = wanted.names.clone().filter(|_| !wanted.has_glob());
+            let filter = names.unwrap_or_else(Filter::all);
             let batches = inner.dispatcher.subscribe(filter).caught_up_at(*next).batches();
             Box::new(Live { batches, arrived: None })
         })
@@ -255,7 +257,7 @@ impl Updates {
     /// Makes `batch` the next one to send. If possible, it uses the bytes that all feeds with this format share.
     fn turn_to(&mut self, batch: &DeliveryBatch, out: &mut Writer, limit: u64) {
         // A longpoll sends only one batch, the first of its reading, which differs between feeds.
-        let is_shareable = out.form() != WireFormat::Array;
+        let is_shareable = out.form() != WireFormat::Array && !self.wanted.has_glob();
         let shared = if is_shareable { render(batch, out.form(), &self.wanted) } else { None };
         let rows = |rendering: &Rendering| rendering.1.iter().map(|chunk| chunk.rows).sum::<u64>();
         match shared {
@@ -275,6 +277,10 @@ impl Source for Updates {
             // Taking a batch may already have written its first chunk.
             if out.rows() == 0 {
                 self.write(out, limit);
+            }
+            if out.rows() == 0 && self.current.is_some() {
+                tokio::task::yield_now().await;
+                continue;
             }
             if out.rows() > 0 {
                 // An array ends with the rows that existed when it began. It must not keep growing while new rows arrive.
@@ -297,6 +303,10 @@ impl Source for Updates {
                 }
             }
         }
+    }
+
+    fn takes_turns(&self) -> bool {
+        self.wanted.has_glob()
     }
 
     async fn wait(&mut self) {

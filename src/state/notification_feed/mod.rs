@@ -25,7 +25,7 @@ use crate::{
         keys::{DrainKey, Partition},
         skipped::SkippedAt,
     },
-    store::{Isolation, RangeRead, Transaction},
+    store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
 /// The maximum number of names that one transaction looks up.
@@ -235,9 +235,16 @@ impl NotificationFeed {
                     return Err(Error::invalid("version", reason));
                 }
                 let page = tx.get_range(&read, Isolation::Snapshot).await?;
-                let rest = read.clone().after(&page);
+                let (mut rest, mut rows) = (read.clone().after(&page), page.rows);
+                let last = rows.last().and_then(|row| keys.drain_row(row.clone()).ok());
+                if let (Some(next), Some((partition, last))) = (&mut rest, last) {
+                    // A fold between two transactions takes events from all slots of a database, so these are read by one.
+                    let end = keys.drains_of_db(partition, &last.db).end;
+                    let begin = std::mem::replace(&mut next.range.begin, end.clone());
+                    rows.extend(tx.all_rows(KeyRange { begin, end }, Isolation::Snapshot).await?);
+                }
                 let mut found: BTreeMap<Db, (Counters, Vec<DdocId>)> = BTreeMap::new();
-                for row in page.rows {
+                for row in rows {
                     // The notifier reports rows that cannot be decoded, and never folds them.
                     let Ok((_, row)) = keys.drain_row(row) else { continue };
                     match row.says {
@@ -253,7 +260,6 @@ impl NotificationFeed {
             (found, folded, rest) = self.context.store.run(page).await?;
             for ((db, (counters, ddocs)), folded) in found.into_iter().zip(folded) {
                 let Some(totals) = folded else { continue };
-                // The slots of a database can be on two pages: the events that were folded before are counted only once.
                 let of_db = waiting.entry(db).or_insert(Unfolded { totals, ddocs: BTreeMap::new() });
                 of_db.totals += counters;
                 of_db.ddocs.extend(ddocs.into_iter().map(|id| (id, Folds::default())));
