@@ -28,12 +28,12 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/consumer", 6_470),
     ("src/bus", 1_440),
     ("src/bus/relocation", 625),
-    ("src/front", 6_445),
+    ("src/front", 6_450),
     ("src/bin", 2_395),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_480;
+const SRC_LINES: usize = 48_485;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 215;

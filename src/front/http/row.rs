@@ -38,9 +38,9 @@ use crate::{
     roles::dispatcher::DeliveryBatch,
 };
 
-/// The maximum number of rows whose names are compared with a glob before other tasks have their turn: a glob of the greatest length, chosen to
-/// be slow, takes milliseconds for each long name.
-const GLOB_ROWS_PER_TURN: usize = 16;
+/// How much may be compared before other tasks have their turn: the length of the glob times the lengths of the names, in bytes. A glob that was
+/// chosen to be slow takes about half a millisecond for that.
+const GLOB_WORK_PER_TURN: usize = 50_000;
 
 /// The types of the rows that a reader gets for one database.
 type Types = SmallVec<[EventKind; 4]>;
@@ -59,9 +59,9 @@ impl Wanted {
         Self { kinds: query.types, names: query.names.clone() }
     }
 
-    /// Whether names are compared with a glob.
-    pub fn has_glob(&self) -> bool {
-        self.names.as_ref().is_some_and(|names| names.glob_len().is_some())
+    /// Returns the length of the glob with which names are compared, if there is one.
+    pub fn glob_len(&self) -> Option<usize> {
+        self.names.as_ref().and_then(Filter::glob_len)
     }
 
     /// Returns the wanted events of `row` that are news to a reader, in the order in which they happened. `cursor` says how the reading
@@ -149,13 +149,13 @@ impl Rows {
     /// Writes the wanted rows, database by database, until `limit` rows are written, the chunk is full, or others should have their turn.
     pub fn write(&mut self, wanted: &Wanted, out: &mut Writer, limit: u64) {
         let before = out.rows();
-        let mut turn = if wanted.has_glob() { GLOB_ROWS_PER_TURN } else { usize::MAX };
+        let (glob_len, mut work) = (wanted.glob_len().unwrap_or(0), 0);
         while out.rows() - before < limit
             && !out.is_full()
-            && turn > 0
+            && work < GLOB_WORK_PER_TURN
             && let Some((row, is_plain)) = self.left.next()
         {
-            turn -= 1;
+            work += glob_len * row.name.as_str().len();
             let after = self.after(row.sequence, is_plain);
             let mut types = wanted.types_of(&row, &self.reading);
             if self.descending {
@@ -418,13 +418,15 @@ mod tests {
     /// the process.
     #[test]
     fn rows_that_are_compared_with_a_glob_are_written_in_turns() {
-        let rows: Vec<_> = (1..=40).map(|n| database(n, [n, 0, 0, 0])).collect();
-        let mut rows = Rows::new(rows, Cursor::BEGINNING, at(50).into(), Sequence::MIN);
-        let wanted = Wanted { kinds: Kinds::ALL, names: Some(Filter::glob("*z?").unwrap()) };
-        let mut out = Writer::new(WireFormat::Lines);
-        for left in [24, 8, 0] {
+        let rows: Vec<_> = (1..=120).map(|n| database(n, [n, 0, 0, 0])).collect();
+        let name_len = rows[0].name.as_str().len();
+        let mut rows = Rows::new(rows, Cursor::BEGINNING, at(150).into(), Sequence::MIN);
+        let glob = format!("*z{}", "?".repeat(998));
+        let wanted = Wanted { kinds: Kinds::ALL, names: Some(Filter::glob(&glob).unwrap()) };
+        let (mut out, turn) = (Writer::new(WireFormat::Lines), GLOB_WORK_PER_TURN / (1_000 * name_len));
+        for turns in 1..=2 {
             rows.write(&wanted, &mut out, u64::MAX);
-            assert_eq!((rows.left(), out.rows()), (left, 0));
+            assert_eq!((rows.left(), out.rows()), (120 - turns * turn, 0));
         }
     }
 }

@@ -220,7 +220,7 @@ impl Updates {
         let Self { inner, wanted, next, live, .. } = self;
         live.get_or_insert_with(|| {
             // The feed compares names with a glob itself, so a slow glob does not hold up the dispatcher.
-            let names = wanted.names.clone().filter(|_| !wanted.has_glob());
+            let names = wanted.names.clone().filter(|_| wanted.glob_len().is_none());
             let filter = names.unwrap_or_else(Filter::all);
             let batches = inner.dispatcher.subscribe(filter).caught_up_at(*next).batches();
             Box::new(Live { batches, arrived: None })
@@ -257,7 +257,7 @@ impl Updates {
     /// Makes `batch` the next one to send. If possible, it uses the bytes that all feeds with this format share.
     fn turn_to(&mut self, batch: &DeliveryBatch, out: &mut Writer, limit: u64) {
         // A longpoll sends only one batch, the first of its reading, which differs between feeds.
-        let is_shareable = out.form() != WireFormat::Array && !self.wanted.has_glob();
+        let is_shareable = out.form() != WireFormat::Array && self.wanted.glob_len().is_none();
         let shared = if is_shareable { render(batch, out.form(), &self.wanted) } else { None };
         let rows = |rendering: &Rendering| rendering.1.iter().map(|chunk| chunk.rows).sum::<u64>();
         match shared {
@@ -306,7 +306,7 @@ impl Source for Updates {
     }
 
     fn takes_turns(&self) -> bool {
-        self.wanted.has_glob()
+        self.wanted.glob_len().is_some()
     }
 
     async fn wait(&mut self) {
