@@ -69,7 +69,7 @@ impl DiskFault {
 pub struct Unsynced {
     /// How many written pages survived.
     pub kept: u64,
-    /// How many written pages were lost, or survived only in an older form.
+    /// The number of written pages that were lost, or of which only an older version survived.
     pub lost: u64,
 }
 

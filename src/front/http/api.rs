@@ -30,8 +30,8 @@ use crate::{
     state::{keys::Role, notification_feed::NotificationFeed},
 };
 
-/// How long the globs of all feeds of a name may be together, in bytes. Comparing a long name with a glob that was chosen to be slow takes about
-/// 1 µs for each byte of the glob.
+/// The maximum total length of the globs in a caller's requests, in bytes. For a long name, a glob that was chosen to be slow costs about 1 µs
+/// per byte of the glob.
 const GLOBS_LEN_MAX: usize = 8_192;
 
 /// The maximum wait for the store before an answer begins, so that every client gets an answer within a minute, whatever the store does.

@@ -38,8 +38,8 @@ use crate::{
     roles::dispatcher::DeliveryBatch,
 };
 
-/// How much may be compared before other tasks have their turn: the length of the glob times the lengths of the names, in bytes. A glob that was
-/// chosen to be slow takes about half a millisecond for that.
+/// The maximum work between two yields: the length of the glob times the total length of the names compared with it, in bytes. With a glob that
+/// was chosen to be slow, this takes about half a millisecond.
 const GLOB_WORK_PER_TURN: usize = 50_000;
 
 /// The types of the rows that a reader gets for one database.
@@ -146,7 +146,7 @@ impl Rows {
         self.left.len()
     }
 
-    /// Writes the wanted rows, database by database, until `limit` rows are written, the chunk is full, or others should have their turn.
+    /// Writes the wanted rows, database by database, until `limit` rows are written, the chunk is full, or the task should yield.
     pub fn write(&mut self, wanted: &Wanted, out: &mut Writer, limit: u64) {
         let before = out.rows();
         let (glob_len, mut work) = (wanted.glob_len().unwrap_or(0), 0);

@@ -56,7 +56,7 @@ pub(super) trait Source: Send + 'static {
     /// If the future is dropped, the next call continues the read.
     fn read(&mut self, out: &mut Writer, limit: u64) -> impl Future<Output = Result<Progress>> + Send;
 
-    /// Whether reads take so much of the processor that others should have their turn before each.
+    /// Whether reads use so much CPU time that the task should yield before each.
     fn takes_turns(&self) -> bool {
         false
     }

@@ -20,7 +20,7 @@ const MARKS: u32 = 16;
 /// The total time that janitors have worked, continued by the current one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JanitorClock {
-    /// How long earlier janitors worked.
+    /// The total time that earlier janitors worked.
     earlier: Duration,
     /// When this janitor began, on its own clock.
     began: Duration,
