@@ -2,7 +2,7 @@
 //! and how jobs scale with shards.
 //!
 //! `read` reads 1,000,000 rows in order, page by page, over and over; a sample reads 100,000 of them. First it reads all of them once and
-//! prints how much the memory of the process grew meanwhile: by a page, not by the feed.
+//! prints how much the memory of the process grew: by a page, not by the feed.
 //!
 //! `write` edits documents of 100 bytes; each edit reads its document if there is one. `and change` also writes the row of the feed, and
 //! the event for the database. No notifier runs. Throughput is in documents.

@@ -1,5 +1,5 @@
-//! Rows that cannot be decoded, because they are damaged or were written by a later version of the program. Counters and rows of feeds
-//! are skipped, counted and listed, and nothing waits for them. Everything else is refused by its key.
+//! Rows that cannot be decoded, because they are damaged or were written by a later version of the program. Counters and rows of feeds are
+//! skipped, counted and listed, and nothing waits for them. Anything else fails with an error that names its key.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -213,7 +213,7 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
         let delivery = within("b", next_news(&mut exact)).await.unwrap().into_delivery().unwrap();
         assert_eq!(delivery.notification().name.as_str(), "b");
 
-        // The events of "a" wait until somebody has repaired its rows, and nothing else waits for that.
+        // The events of "a" wait until its rows are repaired, and nothing else waits for that.
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
         let (producer, b) = (bus.producer(), db("b", 1));
         let ddocs = ["_design/x", "_design/y"].map(|id| DdocId::new(id).unwrap());

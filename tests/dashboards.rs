@@ -149,7 +149,7 @@ async fn prometheus_accepts_alerts_and_metrics() {
     let (_, metrics) = answer.split_once("\r\n\r\n").unwrap();
     if let Some(output) = checked("promtool", &["check", "metrics"], metrics) {
         let said = said(&output);
-        // `promtool` knows only the older format, in which the help of a counter names it with its ending.
+        // `promtool` knows only the older format, in which a counter's help line has the name with `_total`.
         let has_help = |line: &str| {
             let counter = line.strip_suffix("_total no help text");
             counter.is_some_and(|name| metrics.contains(&format!("# HELP {name} ")))

@@ -89,7 +89,7 @@ impl Subscriber {
         }
     }
 
-    /// Takes all that comes within a good while.
+    /// Takes all items until none arrives for 10 s.
     async fn finish(&mut self) {
         while let Ok(item) = tokio::time::timeout(Duration::from_secs(10), self.subscription.next()).await {
             self.receive(item.expect("the dispatcher runs"));

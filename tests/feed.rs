@@ -329,8 +329,8 @@ async fn a_durable_bus_keeps_everything_and_its_sequences_grow() {
     }
 }
 
-/// The news that a reader derives from the position where it began to read are complete, whatever the size of its pages; news
-/// derived from the end of each page would not be.
+/// The news that a reader derives from the position where it began to read is complete, whatever the size of its pages; news derived from
+/// the end of each page would not be.
 #[tokio::test(start_paused = true)]
 async fn news_is_derived_from_where_the_first_page_began() {
     let store = Store::memory();

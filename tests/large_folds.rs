@@ -130,7 +130,7 @@ async fn a_large_fold_gives_others_their_turn_while_it_writes() {
     for n in 0..1_000 {
         record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
     }
-    // The most writes of the bus between two turns of this task.
+    // The maximum number of writes by the bus between two turns of this task.
     let counted = Arc::clone(&faults);
     let neighbour = tokio::spawn(async move {
         let (mut written, mut most) = (0, 0);

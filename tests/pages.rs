@@ -1,8 +1,8 @@
-//! What the README and the pages show as commands works: the blocks of a page that are marked `sh`, in their order, on a fresh folder.
+//! The commands in the README and on the pages work: the blocks of a page that are marked `sh`, in their order, on a fresh folder.
 //!
-//! `cargo run --release -- …` is the command as it was built for the tests, and so are examples; `serve` goes to the background and
-//! listens on a port of its own, and what cargo checks elsewhere (`cargo test`, `cargo bench`) is only looked at. A block that cannot be
-//! run in a test, because it takes a cluster, hours or the network, is marked `sh no-run`. The Rust of README and of the guide are doc
+//! `cargo run --release -- …` is the command as it was built for the tests, and so are examples; `serve` goes to the background and listens
+//! on a port of its own, and what cargo checks elsewhere (`cargo test`, `cargo bench`) only has to exist. A block that cannot be run in a
+//! test, because it takes a cluster, hours or the network, is marked `sh no-run`. The Rust code in the README and the guide is run as doc
 //! tests.
 
 #![cfg(unix)]
@@ -220,7 +220,7 @@ fn blocks_say_what_they_are() {
             };
             assert!(is_run, "{name}, line {}: no test runs it", block.line);
             not_run += usize::from(block.mark == "sh no-run");
-            // Commands that are only looked at name targets and features that exist.
+            // Even commands that are not run must name existing targets and features.
             let words: Vec<_> = block.text.split_whitespace().collect();
             for pair in words.windows(2).filter(|_| block.mark.starts_with("sh")) {
                 let is_there = match pair[0] {

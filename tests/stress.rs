@@ -331,7 +331,7 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
     notifier.shutdown().await.unwrap();
 }
 
-/// Idle subscribers that have yet to receive all databases hold a small page each, and no more whatever happens.
+/// Idle subscribers that must still receive all databases hold a small page each, and no more whatever happens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_subscriber_far_behind_holds_a_small_page() {
     let _turn = TURN.lock().await;

@@ -1,5 +1,5 @@
-//! What waiting costs, and what it does not delay: one poll behind everybody who waits for rows, whatever becomes of the hints. The
-//! clock is paused, so nothing here is timed.
+//! What waiting costs, and what it does not delay: one poll serves all waiters for rows, whatever becomes of the hints. The clock is
+//! paused, so nothing here is timed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -82,7 +82,7 @@ async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_se
     }
 }
 
-/// Hints that are good are attended to at once, though the store also fires watches for nothing.
+/// Good hints are acted on at once, although the store also fires watches for nothing.
 #[tokio::test(start_paused = true)]
 async fn good_hints_are_not_spaced() {
     let store = Store::memory();
@@ -348,7 +348,7 @@ fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
     });
 }
 
-/// Nobody who waits polls by itself while the process polls: a hundred tails of one process cost as much as one.
+/// No waiter polls by itself while the process polls: a hundred tails of one process cost as much as one.
 #[tokio::test(start_paused = true)]
 async fn many_tails_cost_one_poll() {
     let mut spent = Vec::new();

@@ -287,7 +287,7 @@ fn one_that_is_ended_does_not_sleep_on() {
     });
 }
 
-/// A subscriber that looks whether it waits, and takes nothing yet, is woken by what comes.
+/// A subscriber that only checks whether it must wait, and takes nothing yet, is woken by the next append.
 #[test]
 fn one_that_only_looks_whether_it_waits_is_woken() {
     check(|| {

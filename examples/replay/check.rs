@@ -63,7 +63,7 @@ impl Subscriber {
         }))
     }
 
-    /// Finds one of `rows` whose news were not delivered, or another fault. The last rows are delivered last, so they are checked first.
+    /// Finds one of `rows` whose news was not delivered, or another fault. The last rows are delivered last, so they are checked first.
     pub fn fault(&self, rows: &[Arc<Notification>]) -> Option<String> {
         let received = self.received.lock();
         let is_missing = |row: &&Arc<Notification>| {

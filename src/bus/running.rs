@@ -102,7 +102,7 @@ impl Node {
     }
 }
 
-/// The roles of a process, and their options. By default a node has all roles, with their default options.
+/// The options of the roles that [`Bus::start`] starts. By default these are a dispatcher, a notifier and a janitor.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StartOptions {

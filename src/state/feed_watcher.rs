@@ -223,7 +223,7 @@ struct Watcher {
     followed: Option<Sequence>,
     /// Whether there may be notifications after `followed`.
     is_behind: bool,
-    /// The document feeds that the watcher has yet to read in this turn, and when the turn began.
+    /// The document feeds that the watcher has not read yet in this turn, and when the turn began.
     turn: VecDeque<FeedId>,
     turn_began: Option<Duration>,
     /// When the watcher may read the next page of these feeds.
@@ -474,7 +474,7 @@ async fn heads(tx: &Transaction, context: &Context, feed: &FeedId) -> Result<Opt
     let read = async {
         let topology = feed.topology(tx).await?;
         let entry = topology.current();
-        // Heads begin at the first sequence of the entry: a reader before it has yet to read the preceding shards to their end.
+        // Heads begin at the first sequence of the entry: a reader before it has not read the preceding shards to their end yet.
         let mut heads = [entry.first; Lanes::COUNT];
         for (shard, last) in feed.last_rows(tx, entry).await? {
             let head: &mut Sequence = &mut heads[Lanes::of(shard)];

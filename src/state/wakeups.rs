@@ -375,8 +375,8 @@ mod tests {
         assert!(!heads.has_changed().unwrap(), "nobody is woken for what is known");
     }
 
-    /// Bug: the numbers of a feed restarted when it got listeners again, so a page that was read before the feed lost its listeners counted
-    /// as new. Fix: the numbers are unique in the process.
+    /// Bug: when a feed got listeners again, its numbers restarted, so an earlier page counted as new. Fix: the numbers are unique in the
+    /// process.
     #[test]
     fn a_feed_that_gets_listeners_again_has_no_number_of_before() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));

@@ -66,7 +66,7 @@ async fn watch(browser: &Path) {
         let (line, rest) = tokio::task::spawn_blocking(move || (lines.next(), lines)).await.unwrap();
         lines = rest;
         match line.transpose().unwrap().as_deref() {
-            // Like a process that is killed, the notifier says nothing to anybody.
+            // Like a killed process, the notifier leaves without notice.
             Some("seen") => drop(notifier.take()),
             Some("red") => notifier = Some(folds().await),
             Some(other) => println!("{other}"),

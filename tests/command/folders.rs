@@ -346,7 +346,7 @@ fn a_folder_can_be_tailed_from_any_row() {
     assert!(tail("now").is_empty());
 }
 
-/// A killed node leaves its row, until the folder is opened again. The command cannot know whether its process lives.
+/// A killed node leaves its row, until the folder is opened again. The command cannot know whether its process is alive.
 #[test]
 fn the_nodes_of_a_folder_are_shown_with_what_they_hold() {
     let folder = tempfile::tempdir().unwrap();

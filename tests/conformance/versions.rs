@@ -160,8 +160,8 @@ pub(crate) async fn an_old_transaction_cannot_commit_what_it_has_read(f: &Fixtur
     Ok(())
 }
 
-/// FoundationDB adds its own read conflict to every transaction without one in its writes, to learn
-/// the result of a commit; so a blind write is too old, too, once its transaction has a read version.
+/// To learn the result of a commit, FoundationDB adds a read conflict to every transaction whose reads and writes do not overlap; so even a
+/// blind write is too old once its transaction has a read version.
 pub(crate) async fn an_old_transaction_cannot_write_blindly(f: &Fixture) -> Result<()> {
     let tx = f.started().await?;
     tx.set(&f.key("l"), b"v");

@@ -517,7 +517,7 @@ fn reset_before_next_change(fixture: &ConsumerFixture) -> ConsumerHandle {
     handle
 }
 
-/// Bug: a change that the store had refused for certain, because somebody had reset the consumer, counted as done.
+/// Bug: a change that the store had refused for certain, because the consumer had been reset, counted as done.
 #[tokio::test(start_paused = true)]
 async fn a_change_that_met_a_reset_is_made() {
     let fixture = ConsumerFixture::new(1).await;

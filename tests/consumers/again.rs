@@ -40,8 +40,8 @@ fn assert_ordered(updates: &Updates, name: &str) {
     assert!(of_name.is_sorted() && of_name.len() >= 2, "{of_name:?}");
 }
 
-/// A row is waiting for its batch when somebody asks for the work on its id to be done again, and the id gets a newer row. Regression: the
-/// newer row was worked on out of turn, and the older row after it.
+/// A row is waiting for its batch when work on its id is requested again, and the id gets a newer row. Regression: the newer row was worked
+/// on out of turn, and the older row after it.
 #[tokio::test(start_paused = true)]
 async fn the_row_of_an_id_that_is_asked_for_again_has_its_batch_first() {
     let fixture = ConsumerFixture::new(1).await;
@@ -62,8 +62,8 @@ async fn the_row_of_an_id_that_is_asked_for_again_has_its_batch_first() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Somebody asks for the work on an id to be done again. The pass over the keys finds the request before the member learns of it, and the
-/// next page has a newer row of the id. Regression: that row was worked on in its batch, and the older row after it.
+/// Work on an id is requested again. The pass over the keys finds the request before the member learns of it, and the next page has a newer
+/// row of the id. Regression: that row was worked on in its batch, and the older row after it.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_a_pass_has_found_covers_the_newer_rows_of_its_id() {
     let fixture = ConsumerFixture::new(1).await;

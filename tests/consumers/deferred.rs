@@ -1,4 +1,4 @@
-//! Deferred ids: work that failed, stalls or takes long, and work that somebody requested again.
+//! Deferred ids: work that failed, stalls or takes long, and work that was requested again.
 
 use std::{
     sync::{
@@ -101,8 +101,8 @@ async fn only_wanted_ids_are_worked_on_again() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: after somebody had asked for all ids, an id that nobody wants had a key that named its database, as if it had been worked on. When
-/// it was requested again after the end of the database, it was delivered to the handler.
+/// Bug: after a request for all ids, an unwanted id had a key that named its database, as if it had been worked on. When it was requested
+/// again after the end of the database, it was delivered to the handler.
 #[tokio::test(start_paused = true)]
 async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
     let fixture = ConsumerFixture::new(1).await;
@@ -672,7 +672,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_g
         change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
         consumer.caught_up().await.unwrap();
         consumer.shutdown().await.unwrap();
-        // For now, nobody works for the consumer.
+        // For now, the consumer has no member.
         fails.store(true, Ordering::Relaxed);
         fixture.handle().again("a", false).await.unwrap();
         change(&fixture, 1, [0, 1, 0, 0], [1, 1, 0, 0]).await;

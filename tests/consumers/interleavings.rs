@@ -242,8 +242,8 @@ async fn change(fixture: &ConsumerFixture, instance: u8, lanes: [u64; 4], totals
     row_with(&fixture.other, &db("a", instance), totals).await;
 }
 
-/// Somebody asks for work on a database again, and the database is replaced meanwhile. Regression: the key did not name the database, so
-/// the work on the replaced one continued.
+/// Work on a database is requested again, and the database is replaced before that work ends. Regression: the key did not name the
+/// database, so the work on the replaced one continued.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_is_cancelled_when_its_database_is_replaced() {
     let fixture = ConsumerFixture::new(1).await;
@@ -278,8 +278,8 @@ async fn work_asked_for_is_cancelled_when_its_database_is_replaced() {
     drop(consumer);
 }
 
-/// Somebody asks for work on a database again, which ends while other deferred ids occupy all places. Regression: its tombstone was skipped
-/// and dropped, and the handler never learned of the end.
+/// Work on a database is requested again, and the database ends while other deferred ids occupy all places. Regression: its tombstone was
+/// skipped and dropped, and the handler never learned of the end.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_asked_for_again_is_reported_however_long_it_waits() {
     let fixture = ConsumerFixture::new(1).await;
@@ -394,7 +394,7 @@ async fn an_error_that_panics_holds_nobody_up() {
     drop(consumer);
 }
 
-/// Somebody asks for many ids, none of which the consumer wants. Skipping their keys does not delay rows.
+/// Work on many ids is requested again, none of which the consumer wants. Skipping their keys does not delay rows.
 #[tokio::test(start_paused = true)]
 async fn keys_of_what_nobody_wants_leave_rows_their_turn() {
     let fixture = ConsumerFixture::new(1).await;
@@ -667,7 +667,7 @@ async fn an_id_that_runs_in_an_empty_shard_does_not_run_in_its_successor() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Somebody asks twice for the same work: the second request does not disturb the run that answers the first one.
+/// The same work is requested twice: the second request does not disturb the run that answers the first one.
 #[tokio::test(start_paused = true)]
 async fn a_second_request_does_not_disturb_the_run_of_the_first() {
     let fixture = ConsumerFixture::new(1).await;

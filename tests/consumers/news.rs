@@ -74,7 +74,7 @@ async fn a_row_that_moves_between_two_pages_loses_no_event() {
     follower.shutdown().await.unwrap();
 }
 
-/// Regression: news were derived from a position alone, which does not say what a consumer knows. So a consumer that began with nothing got
+/// Regression: news was derived from a position alone, which does not say what a consumer knows. So a consumer that began with nothing got
 /// the deletion of an instance that was gone before, and a row that had replaced an older one in the backlog lost the news of the older
 /// one.
 #[tokio::test(start_paused = true)]

@@ -549,7 +549,7 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     until("the build of the one", async || ended.lock().unwrap().contains(&few)).await;
     assert!(began.elapsed() <= BUILD * 3, "{:?}", began.elapsed());
     assert!(ended.lock().unwrap().len() < 20);
-    // Some waiting databases are deleted and created again meanwhile.
+    // Some waiting databases are deleted, and some of these are created again.
     let gone: Vec<_> = many.drain(150..).collect();
     fixture.events(&gone, EventKind::Deleted).await;
     let again: Vec<_> = (150..160).map(|n| db(&format!("many/{n}"), 2)).collect();

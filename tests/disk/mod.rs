@@ -95,7 +95,7 @@ struct State {
     /// The changes of names that are not yet certain to be on disk, in order.
     renames: Vec<Naming>,
     is_locked: bool,
-    /// The most bytes that all files together may have; `None` is no limit.
+    /// The maximum total size of all files, in bytes; `None` for no limit.
     size: Option<usize>,
     plan: Option<Plan>,
 }
@@ -259,7 +259,7 @@ impl SimulatedDisk {
         self.state().plan = None;
     }
 
-    /// Sets the most bytes that all files together may have; `None` is no limit. A write that needs more fails with [`DiskFault::FULL`].
+    /// Sets the maximum total size of all files, in bytes; `None` for no limit. A write that needs more fails with [`DiskFault::FULL`].
     pub fn resize(&self, size: Option<usize>) {
         self.state().size = size;
     }

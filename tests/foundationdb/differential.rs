@@ -37,7 +37,7 @@ const INTERLEAVINGS: usize = 3_000;
 /// How many run at once. Each mostly waits for the cluster.
 const AT_ONCE: usize = 48;
 
-/// The most attempts to make an interleaving smaller.
+/// The maximum number of attempts to shrink an interleaving.
 const SHRINKS_MAX: usize = 500;
 
 /// The number of interleavings after which a long run prints how far it is.

@@ -10,7 +10,7 @@ use notibus::{Bus, BusOptions, store::Store};
 
 use crate::cluster::Cluster;
 
-/// The cluster of all trials that do no harm to it, once one has asked for it.
+/// The cluster that all harmless trials share, once one of them has asked for it.
 static CLUSTER: Mutex<Option<Cluster>> = Mutex::new(None);
 
 /// The cluster file of the shared cluster.

@@ -62,7 +62,7 @@ impl Log {
         self.text().lines().filter(is_trouble).map(str::to_owned).collect()
     }
 
-    /// Whether the log says that everything works, after the last trouble that it has named. Within its pause a cause is not logged again,
+    /// Whether the log says that everything works again after the last failure that it names. A cause is not logged again during its pause,
     /// and then neither is its end.
     fn is_over(&self) -> bool {
         let is_either = |line: &&String| line.contains("trying again") || line.contains("works again");
@@ -177,8 +177,8 @@ impl Stage {
         follower
     }
 
-    /// Asserts that the node works: it is ready, posts are accepted, feeds have their rows, commands work, and a log that speaks of trouble
-    /// speaks of its end, too.
+    /// Asserts that the node works: it is ready, posts are accepted, feeds have their rows, commands work, and a log that names a failure
+    /// also says that everything works again.
     pub fn works(&self, follower: &mut Follower) {
         self.until_ready("200", "\"status\":\"ok\"");
         follower.seen.clear();

@@ -453,8 +453,7 @@ async fn pages_of_origins_that_are_named_may_ask() {
     assert_eq!(other.head.status, 403);
     assert!(!other.head.headers.contains_key("access-control-allow-origin"));
     assert!(other.head.headers["vary"].contains("origin"));
-    // Regression: from a shared cache, pages got the answer to a request that came from no page, without the headers that allow them to
-    // read it.
+    // Regression: a shared cache gave pages the answer to a request from outside any page, without the headers that allow them to read it.
     let none = get(fixture.at(), "/_db_updates").await;
     assert!(none.head.status == 200 && none.head.headers["vary"].contains("origin"));
     assert_eq!(ask(fixture.at(), "POST", "/_notibus/events", page, "[]").await.head.status, 403);

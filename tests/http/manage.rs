@@ -146,7 +146,7 @@ async fn consumers_are_managed() {
     );
     assert!(shown["troubles"][0].as_str().unwrap().contains("no node works for it"), "{shown}");
 
-    // An id that somebody requests again is deferred until a member works on it.
+    // An id that is requested again is deferred until a member works on it.
     let deferred = async || get(fixture.at(), &format!("{consumer}/deferred")).await.json();
     assert_eq!(deferred().await, json!({ "deferred": [], "next": null }));
     let asked = post(&fixture, &format!("{consumer}/again"), &json!({ "filter": "*" })).await;

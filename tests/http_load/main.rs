@@ -222,7 +222,7 @@ fn all_rows_reach_all_feeds_under_load() {
     );
     println!("memory in KiB, from then on, at each sixth of {time:?}: {memories:?}");
     // The 12,000 rows of the full load would need some 10 MB if the server held them, and two thirds of that at the fourth sample. Memory
-    // goes up and down by some 4 MB meanwhile, so one sample says little: what was held would be in all of the last three.
+    // fluctuates by about 4 MB, so one sample says little: memory that is held would be in all of the last three.
     let (filled, held) = (memories[0], *memories[4..].iter().min().unwrap());
     let growth_max = sized(20_000, GROWTH_MAX);
     assert!(held < filled + growth_max, "{filled} KiB grew to {held} KiB");

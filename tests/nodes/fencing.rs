@@ -1,4 +1,4 @@
-//! Nodes that were taken for dead, or whose claims came late: what they may still do, and how they come back.
+//! Nodes that were presumed dead, or whose claims were late: what they may still do, and how they rejoin.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ async fn a_zombie_cannot_commit_and_joins_again() {
     assert_eq!((owned(&store).await, of_nodes(&store).await.len()), (0, 0));
 }
 
-/// A process is stopped in the middle of a commit and continues after another one has taken over. Its runtime does not run
-/// meanwhile, and its heartbeat is not due, so it cannot know. Only the lease makes the commit fail.
+/// A process is stopped in the middle of a commit and continues after another one has taken over. Its runtime does not run in between, and
+/// its heartbeat is not due, so it cannot know that. Only the lease makes the commit fail.
 #[test]
 fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -77,7 +77,7 @@ fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
     });
     awake.block_on(async {
         let bus = narrow_bus(&store).await;
-        // Another node has taken A for dead.
+        // Another node has presumed A dead.
         store
             .run(async |tx| {
                 forget_nodes(&tx);

@@ -67,8 +67,8 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     running.shutdown().await.unwrap();
 }
 
-/// Regression: the process could never work again, but `live` still reported it as alive, and `ready` reported that somebody had asked the
-/// node to stop.
+/// Regression: the process could never work again, but `live` still reported it as alive, and `ready` reported that the node had been asked
+/// to stop.
 #[cfg(feature = "http")]
 #[tokio::test]
 async fn a_process_whose_bus_is_gone_is_not_live() {
@@ -94,7 +94,7 @@ async fn a_process_whose_bus_is_gone_is_not_live() {
     });
     wipe.await.unwrap();
     crate::common::until("the node to see it", async || health("live").await.0 == 503).await;
-    // By then the dispatcher is closed. Regression: this looked as if somebody had asked the node to stop.
+    // By then the dispatcher is closed. Regression: this looked as if the node had been asked to stop.
     let (status, body) = health("ready").await;
     assert!(status == 503 && body.contains("\"cause\":\"gone\""), "{body}");
     running.shutdown().await.unwrap();

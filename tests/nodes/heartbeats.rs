@@ -52,8 +52,8 @@ impl Environment for Skewed {
     }
 }
 
-/// Regression: a node that joined while the cluster recovered waited for its first read for almost an expiry, counted its own expiry
-/// from before that, and dropped out 0.4 s after it had joined.
+/// Regression: a node that joined while the cluster recovered waited almost a whole expiry for its first read, counted its own expiry from
+/// before that read, and dropped out 0.4 s after it had joined.
 #[tokio::test(start_paused = true)]
 async fn waiting_for_the_store_does_not_count_as_silence() {
     let skew = Arc::new(AtomicU64::new(0));
@@ -99,7 +99,7 @@ async fn a_node_that_lists_a_role_again_and_again_goes_on_beating() {
     assert!(after > before);
 }
 
-/// An environment whose time passes only where somebody spends it.
+/// An environment whose time advances only when a test adds to it.
 struct Spent(Arc<AtomicU64>);
 
 impl Environment for Spent {

@@ -156,7 +156,7 @@ async fn a_poll_that_has_panicked_goes_on_and_is_counted() {
     let bus = narrow_bus(&faults.store()).await;
     let notifier = eager().poll_interval(Duration::from_secs(1));
     let notifier = joined(&bus).await.notifier(notifier).await.unwrap();
-    // From here on only the poll reads what waits: the fold sleeps until it is woken.
+    // From here on only the poll can find events: the fold sleeps until it is woken.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let mut panics = true;
     faults.plan_reads(move |operation| {
@@ -167,7 +167,7 @@ async fn a_poll_that_has_panicked_goes_on_and_is_counted() {
     faults.plan_watches(|_| Some(WatchFault::Drop));
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(bus.stats().task_panics, 1);
-    // Another process records it, and its ring is lost.
+    // Another process records an event, and its ring is lost.
     let other = narrow_bus(&store).await;
     record(&store, &other, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;

@@ -113,7 +113,7 @@ async fn nodes_with_different_heartbeats_live_side_by_side() {
     tokio::time::sleep(Duration::from_mins(10)).await;
     assert!(is_even(&[&slow, &notifier], 64), "{:?}", shares(&[&slow, &notifier]));
     assert_eq!(bus.stats().leases_acquired, 64 + 32, "nobody was taken for dead");
-    // The quick one dies: the slow one notices in the time of the quick one.
+    // The quick one dies: the slow one notices after the quick one's expiry.
     drop((quick, notifier));
     tokio::time::sleep(Duration::from_secs(8)).await;
     assert_eq!(shares(&[&slow]), [64]);
@@ -185,7 +185,7 @@ async fn churn(mut random: fastrand::Rng) {
                 // Its last commit may have an unknown result, too.
                 let _ = leaving.shutdown().await;
             }
-            // All nodes are taken for dead.
+            // All nodes are presumed dead.
             2 => {
                 let forget = async |tx: Transaction| {
                     forget_nodes(&tx);

@@ -1,4 +1,4 @@
-//! Workers: how they begin, supervise and end the work on their leases, with a work that misbehaves on demand.
+//! Workers: how they begin, supervise and end the work on their leases, with work that misbehaves on demand.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ const PREFIX: &[u8] = b"p";
 /// How the work behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// The work ends when it is asked to; on this many of the first resources, this long after that.
+    /// The work ends when it is asked to, or, on resources below this number, this long after that.
     Slow(u64, Duration),
     Panics,
     /// The work fails after this long.
@@ -313,8 +313,8 @@ async fn a_worker_that_panics_begins_again() {
     assert_eq!(probe.take(), [("ended", 2), ("ended", 2)], "it works on both again");
 }
 
-/// Bug: a member of a consumer that somebody had created again with another filter owned shards on paper, and nobody worked on them. Fix:
-/// its worker ends.
+/// Bug: a member of a consumer that had been created again with another filter owned shards on paper, and nobody worked on them. Fix: its
+/// worker ends.
 #[tokio::test(start_paused = true)]
 async fn a_worker_whose_pool_is_no_longer_its_own_leaves_it_to_the_others() {
     let store = Store::memory();

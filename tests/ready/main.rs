@@ -76,7 +76,7 @@ async fn a_dispatcher_that_polls_rarely_is_ready() {
     asked.end().await;
 }
 
-/// A fold that hangs fails nowhere, and its notifier lives and owns all partitions: only the age of the events shows it.
+/// A fold that hangs reports no failure, and its notifier is alive and owns all partitions: only the age of the events shows it.
 #[tokio::test(start_paused = true)]
 async fn ready_names_a_notifier_that_hangs() {
     let faults = Faults::new(&Store::memory());
@@ -134,7 +134,7 @@ async fn ready_names_the_key_of_damage() {
     asked.end().await;
 }
 
-/// Rows that cannot be decoded stay until somebody repairs them, and nothing waits for them.
+/// Rows that cannot be decoded stay until they are repaired, and nothing waits for them.
 #[tokio::test(start_paused = true)]
 async fn what_no_fold_can_decode_keeps_nobody_from_being_ready() {
     let store = Store::memory();
@@ -158,7 +158,7 @@ async fn gauges(api: &Api, names: &[&str]) -> BTreeMap<String, f64> {
     answer.lines().filter_map(of).collect()
 }
 
-/// Without a notifier the backlog ages for as long as somebody looks; a node whose heartbeat stops counts as silent after its expiry.
+/// Without a notifier the backlog ages for as long as it is observed; a node whose heartbeat stops counts as silent after its expiry.
 /// Regression: only the first 100 partitions with a backlog aged, so the alert slept while a later one was stuck.
 #[tokio::test(start_paused = true)]
 async fn the_backlog_of_each_partition_ages_until_it_is_folded() {

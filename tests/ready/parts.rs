@@ -67,7 +67,7 @@ impl Claim {
         }
     }
 
-    /// Asks until it is not ready: that has to be within `limit`, and because of `part`.
+    /// Polls until the node is not ready, which must be within `limit`, and because of `part`.
     pub(crate) async fn names(&self, part: &str, limit: Duration) {
         let began = Instant::now();
         loop {
@@ -139,7 +139,7 @@ pub(crate) async fn a_dead_tail_is_named(store: &Store, prefix: &[u8]) {
     asked.record("delivered").await;
     asked.until_ready().await;
     fail_tail(&faults, prefix);
-    // Nothing is recorded: an idle tail is asked as well whether it lives.
+    // Nothing is recorded: a dead tail must be noticed even while it is idle.
     asked.names("dispatcher", SOON).await;
     faults.heal();
     asked.until_ready().await;

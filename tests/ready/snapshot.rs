@@ -77,7 +77,7 @@ async fn cost(consumers: usize, shards: u32) -> [(u64, u128); 2] {
     assert_eq!(status["unanswered"].as_array().unwrap().len(), 0, "{}", status["unanswered"]);
     let is_cut = status["truncated"] == serde_json::json!(["consumers"]);
     assert!(is_cut || status["consumers"].as_array().unwrap().len() == consumers);
-    // What the status has read is young, so that a scrape would read nothing.
+    // The status has just read everything, so a scrape now would read nothing.
     tokio::time::sleep(Duration::from_mins(1)).await;
     let (metrics_cost, body) = measured("/_notibus/metrics").await;
     let lags: Vec<_> = body.lines().filter(|line| line.starts_with("notibus_consumer_lag_rows{")).collect();

@@ -100,7 +100,7 @@ async fn life(seed: u64) {
     let bus = open(&new, PREFIX).await;
     let copied = newest(&bus).await;
     if is_later && random.bool() {
-        // Nobody raises the incarnation: the rows are right all the same, and no reader gets less than there is.
+        // Without a raise the rows are still right, and readers are refused rather than given too little.
         fold(&bus, &recorded).await;
         for Reader { at, .. } in &readers {
             let refused = rows(&bus, *at).await;

@@ -1,4 +1,4 @@
-//! What a pass of the janitor reads: something of each consumer, and nothing of each of its shards; and little of each feed of documents.
+//! What a pass of the janitor reads: something for each consumer, nothing for each of its shards, and little for each feed of documents.
 //!
 //! Thousands of feeds by default. `NOTIBUS_LOAD=full cargo test --release --test scale janitor -- --nocapture` takes 100,000.
 

@@ -205,8 +205,8 @@ impl Life {
     }
 }
 
-/// A node reads as much among many as among some, dead nodes are replaced as soon, however many die at once, and what it costs grows with
-/// the nodes, the partitions or the dead, but not with a product of these.
+/// A node reads as much among many nodes as among a few. Dead nodes are replaced equally soon, however many die at once. The cost grows
+/// with the nodes, the partitions or the dead, but not with a product of these.
 #[tokio::test(start_paused = true)]
 async fn many_nodes_live_as_few_do() {
     let (sizes, partitions) = if crate::is_full() { ([10, 100, 1_000], 1_024) } else { ([10, 40, 160], 128) };

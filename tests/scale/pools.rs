@@ -16,7 +16,7 @@ use crate::{
     is_full,
 };
 
-/// A member of the consumer `name` on `node`, that does nothing.
+/// A member of the consumer `name` on `node`, which does nothing.
 async fn member(node: &Node, name: &str) -> Consumer {
     let nothing = |_: Batch<Notification>| std::future::ready(Ok(()));
     node.consumer(name).unwrap().run_batches(nothing).await.unwrap()

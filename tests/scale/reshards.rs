@@ -1,5 +1,5 @@
-//! What past reshards cost if rows of each topology entry are left: nothing in folds, events, idle nodes and shards that are taken, and
-//! only their entries where a consumer is created.
+//! What past reshards cost while rows of each topology entry are left: nothing for folds, events, idle nodes and shards that are taken; a
+//! new consumer reads only their entries.
 
 use std::time::Duration;
 

@@ -217,8 +217,8 @@ async fn read_shards(
 }
 
 impl ReaderLog {
-    /// Each document that was edited after the reader's start came with its newest revision, none came twice, and those of
-    /// one document came in order.
+    /// Each document that was edited after the reader's start arrived with its newest revision, no revision arrived twice, and those of one
+    /// document arrived in order.
     fn check(&self, newest: &BTreeMap<&str, &Arc<Change>>) {
         let mut last: HashMap<&str, u64> = HashMap::new();
         for row in &self.rows {

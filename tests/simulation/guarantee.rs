@@ -35,7 +35,7 @@ pub enum Guarantee {
     AtLeastOnce,
     /// Effects that are in one transaction with a checkpoint happen once.
     ExactlyOnce,
-    /// Rows that a reader has yet to read are not dropped.
+    /// Rows that a reader must still read are not dropped.
     Kept,
     /// A consumer works on every wanted row in its newest state, and learns that a database ended before it works on its successor.
     Worked,

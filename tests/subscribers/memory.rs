@@ -35,8 +35,8 @@ fn push(fanout: &Dispatcher, template: &Notification, count: usize) -> Vec<Weak<
     weak
 }
 
-/// Subscribers that each stopped in the middle of a different batch hold a small part of it each. After a hundred thousand further
-/// databases, only that and the rows of the ring are held.
+/// Subscribers that each stopped in the middle of a different batch each hold a small part of it. After a hundred thousand further
+/// databases, only these parts and the rows of the ring are held.
 #[tokio::test]
 async fn slow_subscribers_hold_a_small_batch_each() {
     const RING: usize = 2_000;

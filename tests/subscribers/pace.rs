@@ -47,8 +47,8 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
     }
 }
 
-/// Regression: a round that waited until the tail had finished reading did not begin if nothing more came: a page that was exactly full was
-/// delivered only with the next event of any database, or never.
+/// Regression: a round waited until the tail had finished reading, and did not begin if no further event came. So a page that was exactly
+/// full was delivered only with the next event of any database, or never.
 #[tokio::test(start_paused = true)]
 async fn a_full_page_with_nothing_after_it_is_delivered() {
     let fixture = SubscriberFixture::with(DispatcherOptions::default().page_rows_max(1)).await;

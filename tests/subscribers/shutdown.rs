@@ -1,4 +1,4 @@
-//! The end of everything: once a shutdown has returned, nothing is delivered and nothing of the bus runs. And what does not end a loop.
+//! Shutdowns: once one has returned, nothing is delivered and no task of the bus runs. Also, what does not end a loop.
 
 use std::{
     collections::BTreeSet,

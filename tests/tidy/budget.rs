@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use crate::{root, sources};
 
-/// The most lines of each room. A file belongs to the longest path that it begins with.
+/// The line limit of each room. A file belongs to the longest path that its own begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 175),
     ("src/base", 3_785),
@@ -32,19 +32,19 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/bin", 2_395),
 ];
 
-/// The most lines of `src` together.
+/// The line limit of all of `src`.
 const SRC_LINES: usize = 48_485;
 
-/// The most files of `src`.
+/// The file limit of `src`.
 const SRC_FILES: usize = 215;
 
-/// The most lines of `tests/simulation`.
+/// The line limit of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_450;
 
-/// The most rows of the catalogue of keys.
+/// The row limit of the catalogue of keys.
 const KEY_FAMILIES: usize = 28;
 
-/// The most words of the pages, without the figures, which a script writes.
+/// The word limit of the pages, without the figures, which a script writes.
 const WORDS: usize = 16_000;
 
 /// The lines of Rust files, and how many of them are for tests only.
@@ -69,7 +69,7 @@ impl Size {
     }
 }
 
-/// The lines of the modules within a file that only tests have.
+/// The number of lines in a file's test-only modules.
 fn test_lines(text: &str) -> usize {
     let is_begin = |lines: &[&str]| {
         lines[0].starts_with("#[cfg(") && lines[0].contains("test") && {
@@ -81,7 +81,7 @@ fn test_lines(text: &str) -> usize {
     begins.map(|at| lines[at..].iter().position(|line| *line == "}").map_or(0, |end| end + 1)).sum()
 }
 
-/// The files, without their extensions, that only tests have: `#[cfg(test)]` before a declaration of a module.
+/// The test-only files, without their extensions: modules that are declared under `#[cfg(test)]`.
 fn test_files<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (path, text) in files {

@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The most lines of a file.
+/// The line limit of a file.
 const LINES_MAX: usize = 800;
 
 /// Folders with Rust code.
@@ -236,7 +236,7 @@ fn each_difference_from_couchdb_names_a_test() {
     }
 }
 
-/// A program that users build, or get as an image, has nothing of tests in it.
+/// A program that users build, or get as an image, contains no test code.
 #[test]
 fn users_get_nothing_of_tests() {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();

@@ -248,7 +248,7 @@ impl FromStr for Credentials {
     /// Parses lines as [`Credentials::line`] makes them; each may end with a [`Grant`], and without one it grants the rights of an admin.
     /// Empty lines and comments that begin with `#` are allowed. A line `sessions:key:` with 64 hexadecimal digits holds the key that signs
     /// the cookies of sessions. Several nodes with the same key accept each other's cookies. Without such a line each process makes its own
-    /// key. Without any lines, nobody is known.
+    /// key. Without any lines, every caller is refused.
     fn from_str(text: &str) -> Result<Self> {
         let inner =
             Inner { own_key: random()?, table: RwLock::new(text.parse()?), trouble: Mutex::default() };

@@ -372,7 +372,7 @@ mod tests {
         let plain = |version| Cursor::from(at(version));
         let anchored = |version| Cursor::resumed(Knowledge::UpTo(at(1)), at(1), at(version), at(20));
         let rows = [database(4, [0, 4, 0, 0]), database(7, [3, 7, 0, 0]), database(9, [8, 9, 0, 0])];
-        // A client that stops after the first row has yet to get the creation at 3.
+        // A client that stops after the first row has not received the creation at 3 yet.
         assert_eq!(seqs(&rows, from, end, Sequence::MIN), [anchored(4), plain(7), plain(9)]);
         assert_eq!(seqs(&rows, from, anchored(9), Sequence::MIN), [4, 7, 9].map(anchored));
         // Events from before the reading are not news.

@@ -245,8 +245,8 @@ pub(super) fn is_from_elsewhere(headers: &HeaderMap) -> bool {
     !headers.get_all(header::ORIGIN).iter().all(is_same)
 }
 
-/// Fails with 501 if the body has a transfer coding that hyper does not decode. Hyper decodes only `chunked`, and would take
-/// `gzip, chunked` for `chunked`.
+/// Fails with 501 if the body has a transfer coding that hyper does not decode. Hyper decodes only `chunked`, and would treat `gzip,
+/// chunked` as `chunked`.
 fn check_codings(headers: &HeaderMap) -> Result<(), Failure> {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let is_known = |coding: &HeaderValue| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");

@@ -76,7 +76,7 @@ pub struct StoredKey {
     pub again: Option<[u8; 16]>,
 }
 
-/// Reads the key of an id of a consumer. Fails with [`Error::Corrupt`](crate::Error::Corrupt) if `key` is not such a key.
+/// Reads the key of a consumer's id. Fails with [`Error::Corrupt`](crate::Error::Corrupt) if `key` is not such a key.
 pub fn deferred(key: &[u8]) -> Result<StoredKey> {
     let DeferredRow { done, instance, due, again, .. } = DeferredRow::from_bytes(key)?;
     Ok(StoredKey { done, instance, is_pending: due != Due::Never, again })

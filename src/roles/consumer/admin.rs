@@ -103,9 +103,9 @@ pub struct DeferredId {
     pub due_in_ms: u64,
     /// When the work last failed, in milliseconds since 1970; 0 if it has not failed.
     pub at_ms: u64,
-    /// Why the work failed, in at most 1,000 bytes; empty if the work only takes long, or if somebody has asked to work on the id again.
+    /// Why the work failed, in at most 1,000 bytes; empty if the work only takes long, or was requested again.
     pub error: String,
-    /// Whether somebody has asked to work on the id again.
+    /// Whether work on the id was requested again.
     pub is_again: bool,
 }
 
@@ -440,7 +440,7 @@ impl ConsumerHandle {
         Ok(count)
     }
 
-    /// Returns the key of `id`: in the shard in which the id is worked on, or in a drained shard from which the key has yet to be moved.
+    /// Returns the key of `id`: in the shard in which the id is worked on, or in a drained shard from which the key was not moved yet.
     async fn key_of(&self, tx: &Transaction, row: &ConsumerRow, id: &[u8]) -> Result<Vec<u8>> {
         let (keys, feed) = (&self.context.keys, RawFeed::new(&self.context, &row.feed));
         let topology = feed.topology(tx).await?;

@@ -216,7 +216,7 @@ impl Run {
         matches!(&self.scope, Scope::Id(id) if id.is_covered)
     }
 
-    /// Whether somebody has asked for the work to be done again ([`ConsumerHandle::again`](super::ConsumerHandle::again)).
+    /// Whether the work was requested again ([`ConsumerHandle::again`](super::ConsumerHandle::again)).
     pub fn is_again(&self) -> bool {
         matches!(&self.scope, Scope::Id(id) if id.again.is_some())
     }

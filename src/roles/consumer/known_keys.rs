@@ -17,8 +17,8 @@ const HASHES_MAX: usize = 100_000;
 
 /// What a task knows about the keys of its shard.
 pub(super) struct KnownKeys {
-    /// The hashes of ids that may have keys. Other ids have none, unless somebody has just asked to work on them again. `None` if there are
-    /// too many hashes; then any id may have a key.
+    /// The hashes of ids that may have keys. Other ids have none, unless work on them was just requested again. `None` if there are too
+    /// many hashes; then any id may have a key.
     hashes: Option<HashSet<u64>>,
     /// Ids whose keys say only up to where work is finished, with that position. Once the checkpoint has passed it, the key is checked.
     pub finished: BTreeMap<Bytes, Sequence>,

@@ -1,7 +1,7 @@
 //! The low watermark of a consumer: a position before which every wanted row, in all shards, is finished or deferred.
 //!
 //! The janitor reads the low watermark before it drops a tombstone, so it need not read all checkpoints of all consumers. A shard begins at
-//! its checkpoint or at the low watermark, whichever is later, so a shard whose rows nobody wants need not write a checkpoint.
+//! its checkpoint or at the low watermark, whichever is later, so a shard with only unwanted rows need not write a checkpoint.
 //!
 //! The member that works on the first shard writes the low watermark now and then, while the feed grows. The value may be behind, but is
 //! never too high: checkpoints only grow, later rows have later positions, and a reset removes the low watermark. Feeds of documents keep
@@ -53,7 +53,7 @@ const PAGES_MAX: usize = 100;
 /// The pauses between checks of whether a consumer has caught up.
 const CAUGHT_UP: Backoff = Backoff { min: Duration::from_millis(20), max: Duration::from_secs(1) };
 
-/// The name of the task in reports of trouble.
+/// The name under which failures of the task are logged.
 const WRITER: &str = "low watermark of a consumer";
 
 /// The rows of a shard that need no work.
@@ -230,7 +230,7 @@ impl Member {
             // The row of a new document cannot have moved from an earlier position.
             return !is_later || Change::decode(row.sequence, &row.value).is_ok_and(|(_, replaces)| replaces);
         }
-        // Nobody wants a row that cannot be decoded.
+        // A row that cannot be decoded counts as unwanted.
         Notification::from_stored(row.sequence, &row.value).is_ok_and(|row| {
             let may_have_moved = || row.previous.is_some_and(|previous| since.is_news(previous));
             row.is_wanted(&self.filter, since) && (!is_later || may_have_moved())

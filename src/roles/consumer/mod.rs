@@ -11,7 +11,7 @@
 //! ```text
 //!  shard 1   ─ a ── b ── c ── d ── e ─────►         no key:  done if the newest row is at or before C
 //!                        C              read        a key:   done if the newest row is at or before `done`,
-//!  keys      b {done, due, attempts, again}                  and nobody has asked for it again
+//!  keys      b {done, due, attempts, again}                  and it was not requested again
 //! ```
 //!
 //! # Invariants
@@ -29,8 +29,8 @@
 //! # Cost
 //!
 //! A shard saves its checkpoint once per [`ConsumerOptions::checkpoint_interval`] while rows are being finished, and otherwise not at all:
-//! the low watermark passes rows that nobody wants, with one small write per consumer every half minute. Rows are read once per node,
-//! however many consumers it has ([`page_cache`](crate::state::page_cache)).
+//! the low watermark passes unwanted rows, with one small write per consumer every half minute. Rows are read once per node, however many
+//! consumers it has ([`page_cache`](crate::state::page_cache)).
 
 mod admin;
 mod deferred;

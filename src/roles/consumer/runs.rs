@@ -508,7 +508,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     async fn finish_in_hand(&mut self, hand: &mut Hand<R>, id: &Bytes, has_committed: bool) -> Go<()> {
         let entry = hand.ids.get(id).expect("it has run");
         let job = Job { row: entry.work.row.clone(), ..entry.work };
-        // Somebody may have asked for the work to be done again while it ran.
+        // The work may have been requested again while it ran.
         if job.is_covered || self.deferred.may_have_key(id) {
             let finished = KeyChange::Finished { job: &job };
             persist!(self, "saving that work is finished", self.change_key(id, &finished).await);

@@ -135,7 +135,7 @@ pub(super) struct ShardTask<R> {
     pub part: Part,
     /// Shows how far the rows of each shard may reach.
     hints: Listener,
-    /// Changes whenever the consumer or its shards change, or somebody asks to work on ids again.
+    /// Changes whenever the consumer or its shards change, or work on ids is requested again.
     pub changes: watch::Receiver<Changes>,
     /// What the task knew when it last read the stored state: the number of changes to the shards, and the version of the store.
     loaded: Changes,

@@ -98,7 +98,7 @@ impl ConsumerHandle {
         Ok(read(tx, &key, isolation, watermark).await?.unwrap_or(Sequence::MIN))
     }
 
-    /// Reads the value of the key of a deferred id.
+    /// Reads the row of a deferred id at `key`.
     pub(super) async fn deferred_at(
         &self,
         tx: &Transaction,

@@ -160,7 +160,7 @@ mod tests {
         format!("{{{}}}", (0..24).map(alternative).collect::<Vec<_>>().join(",")).into()
     }
 
-    /// Regression: once 300 such globs had met some names, they took a gigabyte, so that subscribers could have the process killed.
+    /// Regression: once compared with some names, 300 such globs took a gigabyte, so subscribers could get the process killed.
     #[test]
     fn the_memory_of_globs_is_bounded_whatever_they_and_the_names_are() {
         let mut globs = Globs::default();

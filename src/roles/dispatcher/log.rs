@@ -109,7 +109,7 @@ pub struct Entry<P> {
 pub enum Empty {
     /// There is no entry yet.
     Nothing,
-    /// The entry has left the ring, or may have left it.
+    /// The entry was evicted, or may have been.
     Behind,
 }
 
@@ -193,7 +193,7 @@ impl<P: Clone> Log<P> {
         Ok(entries.map(|entry| (entry.number, entry.content.clone())).collect())
     }
 
-    /// Whether there is an entry from `batch_number` on, or may have been one that has left the ring.
+    /// Whether there is an entry from `batch_number` on, or may have been one that was evicted.
     pub fn has_entries(&self, batch_number: u64) -> bool {
         let state = self.state();
         batch_number < state.begin || state.entries.back().is_some_and(|newest| newest.number >= batch_number)

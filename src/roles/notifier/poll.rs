@@ -12,7 +12,7 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// The name of the poll in reports of trouble.
+/// The name under which failures of the poll are reported.
 pub(super) const POLL: &str = "poll of a notifier";
 
 /// The maximum factor by which a pause can be shorter than the poll interval.
@@ -35,7 +35,7 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
             Ok(waiting) => {
                 for partition in waiting {
                     context.signals.wake(partition);
-                    // Rows that cannot be decoded stay until somebody repairs them; they do not show that events were missed.
+                    // Rows that cannot be decoded stay until they are repaired; they do not show that events were missed.
                     has_found |= !partitions.has_left(partition);
                 }
                 health.works(POLL, 0);

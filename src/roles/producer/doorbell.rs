@@ -13,7 +13,7 @@ use crate::{
     store::{AtomicOp, RetryPolicy},
 };
 
-/// The name of the ringer in reports of trouble.
+/// The name under which failures of the ringer are logged.
 pub(crate) const RINGER: &str = "ringing of doorbells";
 
 /// The minimum time between two transactions of the ringer.

@@ -21,7 +21,7 @@ pub(super) struct View<'a> {
     pub leases: BTreeMap<u64, Lease>,
     /// The leases with running work.
     pub held: BTreeMap<u64, Lease>,
-    /// The epochs of the leases that other nodes have yet to release, and the time at which the node began to wait for each.
+    /// The epochs of the leases that other nodes must still release, and the time at which the node began to wait for each.
     pub awaited: &'a LastSeen<u64, u64>,
     /// The resources whose work has failed, each with the time at which its pause ends.
     pub paused: BTreeMap<u64, Duration>,

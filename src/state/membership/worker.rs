@@ -161,7 +161,7 @@ struct WorkerTask {
     tasks: JoinSet<Ended>,
     /// The leases with running work.
     held: BTreeMap<u64, Job>,
-    /// The epochs of the leases that other nodes have yet to release, and the time at which the worker began to wait for each.
+    /// The epochs of the leases that other nodes must still release, and the time at which the worker began to wait for each.
     awaited: LastSeen<u64, u64>,
     /// The resources whose work has failed: how many times in a row, and when the pause ends.
     failures: BTreeMap<u64, (Failures, Duration)>,

@@ -70,7 +70,7 @@ impl AbsencePlan {
 }
 
 impl ConsumerPlan {
-    /// Whether nobody works for the consumer after the faults, so that it has to expire.
+    /// Whether the consumer has no members after the faults, so that it has to expire.
     pub fn is_given_up(&self) -> bool {
         self.absences.is_some_and(|absences| !absences.returns)
     }

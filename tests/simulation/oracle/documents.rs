@@ -179,7 +179,7 @@ impl Oracle {
         }
     }
 
-    /// Describes a row that a tail of documents has yet to read.
+    /// Describes a row that a tail of documents must still read.
     pub(super) fn doc_tails_owe(&self) -> Option<String> {
         self.doc_tails.iter().find_map(|(id, tail)| {
             let feed = self.documents.get(&tail.instance)?;

@@ -160,7 +160,7 @@ impl Oracle {
         }
     }
 
-    /// Judges a row that a subscriber received; fails if this row cannot reach the subscriber, or if news that are due are missing.
+    /// Judges a row that a subscriber received; fails if this row cannot reach the subscriber, or if news that is due is missing.
     fn receive_row(&mut self, findings: &Findings, id: SubscriberId, given: &GivenRow) -> Verdict {
         let (row, real) = (&*given.row, self.past.get(&given.row.sequence));
         let was = |&(instance, kind): &(DbInstance, EventKind)| {
@@ -259,7 +259,7 @@ impl Oracle {
         }
     }
 
-    /// Describes a row that a follower has yet to read.
+    /// Describes a row that a follower must still read.
     pub(super) fn followers_owe(&self) -> Option<String> {
         self.followers.iter().find_map(|(id, follower)| {
             let mut rows = self.rows.values().map(|placed| placed.row.sequence);

@@ -44,7 +44,7 @@ pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspec
     try_inspect(files).map_err(|refusal| refusal.of(path))
 }
 
-/// The maximum number of times that a folder is read, if processes open and close it meanwhile.
+/// The maximum number of attempts to read a folder while processes open and close it.
 const READS_MAX: usize = 3;
 
 fn try_inspect(files: &dyn Files) -> Result<Inspection, Refusal> {

@@ -17,7 +17,7 @@ use crate::{
     store::embedded::rows::Rows,
 };
 
-/// The maximum number of times that the files of a folder are opened, if another process changes their names meanwhile.
+/// The maximum number of attempts to open the files of a folder while another process changes their names.
 const OPENINGS_MAX: usize = 100;
 
 pub(super) struct Contents {

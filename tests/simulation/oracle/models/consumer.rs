@@ -1,4 +1,4 @@
-//! [`ConsumerModel`] and [`Run`]: what the oracle knows of a consumer, and of a call of its handler.
+//! [`ConsumerModel`] and [`Run`]: what the oracle knows about a consumer, and about a call of its handler.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -87,7 +87,7 @@ impl Followed<'_> {
     }
 }
 
-/// What the oracle knows of the work on an id since the consumer was created or reset.
+/// What the oracle knows about the work on an id since the consumer was created or reset.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Progress {
     /// The newest row on which the work was finished.
@@ -199,7 +199,7 @@ impl ConsumerModel {
         }
     }
 
-    /// Returns the facts in `row` that the consumer has yet to learn, if `base` is finished.
+    /// Returns the facts in `row` that the consumer must still learn, if `base` is finished.
     pub fn facts(&self, row: Followed<'_>, base: Start, interest: &Interest) -> Vec<Sequence> {
         let Some(row) = row.notification else {
             return Some(row.at).filter(|at| base.is_before(*at)).into_iter().collect();
@@ -214,7 +214,7 @@ impl ConsumerModel {
         facts
     }
 
-    /// Returns the ends of databases in `row` that the consumer has yet to learn, if `base` is finished.
+    /// Returns the ends of databases in `row` that the consumer must still learn, if `base` is finished.
     pub fn ends(&self, row: &Notification, base: Start) -> Vec<Sequence> {
         let own = is_news(row, Deleted, base);
         let before = row.replaced.filter(|replaced| match base {

@@ -1,4 +1,4 @@
-//! [`DocFeed`] and [`DocTail`]: what the oracle knows of the documents of a database, and of a reader of them.
+//! [`DocFeed`] and [`DocTail`]: what the oracle knows about a database's documents, and about a reader of them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

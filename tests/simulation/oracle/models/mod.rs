@@ -1,4 +1,4 @@
-//! What the oracle knows of each reader, each consumer and each feed of documents.
+//! What the oracle knows about each reader, each consumer and each feed of documents.
 
 pub(super) mod consumer;
 pub(super) mod documents;

@@ -1,4 +1,4 @@
-//! [`Subscriber`]: what the oracle knows of a subscriber, and its verdicts on what a subscriber receives, and in which order.
+//! [`Subscriber`]: what the oracle knows about a subscriber, and its verdicts on what a subscriber receives, and in which order.
 
 use std::{
     borrow::Cow,
@@ -24,7 +24,7 @@ use crate::{
 
 pub(crate) type SubscriberId = u64;
 
-/// How a subscriber receives.
+/// How a subscriber receives its deliveries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Manner {
     /// The kind of its receiver: a word for messages.
@@ -133,7 +133,7 @@ impl Subscriber {
         }
     }
 
-    /// Receives the news of a row; fails if the subscriber wants none of them.
+    /// Receives the news of a row; fails if the subscriber wants none of it.
     pub fn take_news(&mut self, findings: &Findings, given: &GivenRow) -> Verdict {
         let (name, news) = (&given.row.name, given.kinds());
         let wanted = self.interest.kinds_of(name);
