@@ -1,6 +1,6 @@
 //! How fast a consumer reads a feed, in memory: rows per second in batches, with its own checkpoints and with those of a handler that
-//! counts exactly once; and ids per second concurrently, with a handler that does nothing. It also prints what many consumers on a node
-//! cost to start, while idle, and to stop.
+//! counts exactly once; and ids per second in concurrent work, with a handler that does nothing. It also prints what many consumers on a
+//! node cost to start, while idle, and to stop.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 #![allow(clippy::cast_precision_loss, reason = "the counts are small")]

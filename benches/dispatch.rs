@@ -68,7 +68,7 @@ type Test = Box<dyn Fn(&str) -> bool + Send>;
 /// Returns the filter of a subscriber with this number.
 type FilterOf = fn(usize) -> Filter;
 
-/// The interest of the subscribers.
+/// What the subscribers want.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Want {
     /// Everything, delivery by delivery.
@@ -186,7 +186,7 @@ async fn fanout(bus: &Bus) -> Dispatcher {
     bus.suspended_dispatcher(DispatcherOptions::default().ring_rows_max(1 << 20)).await.unwrap()
 }
 
-/// Receives until the row at `last`, and returns the number of rows. The stream is returned too, because leaving is not measured.
+/// Receives until the row at `last`, and returns the number of rows. The stream is returned too, so that dropping it is not measured.
 async fn receive(mut stream: Subscription, last: Sequence) -> (usize, Box<dyn Send>) {
     let mut received = 0;
     while let Some(Item::Delivery(delivery)) = stream.next().await {
@@ -213,7 +213,7 @@ async fn receive_batches(mut stream: BatchSubscription, last: Sequence) -> (usiz
     (received, Box::new(stream))
 }
 
-/// Runs `pushing` as a task of the runtime, like a tail.
+/// Runs `pushing` as a task of the runtime, as a tail runs.
 async fn as_the_tail<T: Send + 'static>(pushing: impl Future<Output = T> + Send + 'static) -> T {
     tokio::spawn(pushing).await.unwrap()
 }
@@ -260,7 +260,7 @@ async fn dispatch(
     took
 }
 
-/// Does the same with a broadcast channel.
+/// Does the same as [`dispatch`], with a broadcast channel.
 async fn broadcast(template: &Notification, subscribers: usize, want: Want, count: usize) -> Duration {
     let rows = rows(template, Sequence::MIN, want, subscribers, count);
     let (sender, _) = broadcast::channel::<Arc<Notification>>(1 << 18);
@@ -297,7 +297,7 @@ async fn broadcast(template: &Notification, subscribers: usize, want: Want, coun
     took
 }
 
-/// Returns the mean time, over `times`, until all interested subscribers among `subscribers` have a single row.
+/// Returns the total time, over `times` single rows, until all interested subscribers among `subscribers` have each row.
 async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: Want, times: u64) -> Duration {
     let fanout = fanout(bus).await;
     let (done, mut all_done) = tokio::sync::mpsc::unbounded_channel();
@@ -311,7 +311,7 @@ async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: W
             }
         });
     }
-    // By then all of them wait, or are about to.
+    // After this, all subscribers are waiting, or are about to.
     for _ in 0..subscribers {
         all_done.recv().await.unwrap();
     }
@@ -352,7 +352,7 @@ async fn one_by_one(fanout: Dispatcher, rows: Vec<Arc<Notification>>, stream: Su
     .await
 }
 
-/// Returns the time that `count` rows take of one name that one of `subscribers` of exact names wants.
+/// Returns the time that `count` rows of one name take if one of `subscribers` subscribers of exact names wants them.
 async fn one_of(bus: &Bus, template: &Notification, subscribers: usize, count: usize) -> Duration {
     let fanout = fanout(bus).await;
     let others: Vec<_> = (1..subscribers).map(|n| fanout.subscribe(Want::Exact.filter(n)).stream()).collect();
@@ -379,7 +379,7 @@ fn resident() -> usize {
     pages * 4_096
 }
 
-/// Prints the memory of a subscriber that waits for its next row. It runs first, because otherwise it would reuse the memory of other
+/// Prints the memory of a subscriber that waits for its next row. This runs first, because otherwise it would reuse the memory of other
 /// cases.
 fn resting(_: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
@@ -409,7 +409,7 @@ fn resting(_: &mut Criterion) {
     }
 }
 
-/// Measures `run`, a few times.
+/// Measures repeated calls of `run`.
 fn measure(group: &mut BenchmarkGroup<'_, WallTime>, id: String, mut run: impl FnMut() -> Duration) {
     group.bench_function(id, |b| b.iter_custom(|times| (0..times).map(|_| run()).sum()));
 }

@@ -107,7 +107,7 @@ fn engine(c: &mut Criterion) {
                 let started = Instant::now();
                 let mut tx = store.begin();
                 for n in 0..count {
-                    // A transaction lives for 5 s.
+                    // A transaction is too old after 5 s.
                     if n % 100_000 == 99_999 {
                         tx = store.begin();
                     }

@@ -224,7 +224,7 @@ fn writes(c: &mut Criterion) {
 
 /// The number of job tasks that are working now.
 static AT_ONCE: AtomicU32 = AtomicU32::new(0);
-/// See [`AT_ONCE`].
+/// The maximum of [`AT_ONCE`] so far.
 static AT_ONCE_MAX: AtomicU32 = AtomicU32::new(0);
 
 /// The work of the jobs.

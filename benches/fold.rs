@@ -1,7 +1,7 @@
 //! How fast notifiers fold: databases per second, in memory, from the start of the notifier until no event is waiting.
 //!
 //! A thousand to a hundred thousand databases have one waiting event each. `first` folds them into an empty feed, `again` into a feed that
-//! has a row for each. A node has one thread, so more nodes show the gain of another node, as long as there are cores.
+//! has a row for each. Each node has one thread, so more nodes show the gain from another node, if there are enough cores.
 //!
 //! First it prints the memory that a database takes at rest: created, updated and folded, with only its rows left in the store. With the
 //! feature `cli` the allocator is that of the command.
@@ -98,7 +98,7 @@ fn memory(_: &mut Criterion) {
         fold(&store, 1, AT_REST);
     }
     drop(dbs);
-    // A transaction lives for 5 s; the next commit then drops what no transaction needs.
+    // A transaction is too old after 5 s; the next commit then drops versions that no transaction needs.
     std::thread::sleep(Duration::from_secs(6));
     runtime.block_on(record(&store, &bus, &[database(0)]));
     let each = resident().unwrap().saturating_sub(before) / AT_REST;

@@ -70,7 +70,7 @@ async fn write(store: &Store, producer: Option<&Producer>, dbs: &Arc<Vec<Db>>, c
     started.elapsed()
 }
 
-/// Folds an event of each database with one notifier.
+/// Folds an event of each database with one notifier, and returns the time.
 async fn fold(store: &Store) -> Duration {
     let bus = open(store, "fold").await;
     let producer = bus.producer();

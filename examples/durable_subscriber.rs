@@ -22,7 +22,7 @@ use notibus::{
 /// The number of databases that are created.
 const DBS: usize = 20;
 
-/// After how many of these databases the process is killed.
+/// The number of databases after which the process is killed.
 const KILLED_AFTER: usize = 8;
 
 /// Creates the databases, in one transaction.

@@ -30,9 +30,9 @@ use notibus::{
 /// The number of databases at the beginning.
 const DBS: usize = 8;
 
-/// The number of rounds of edits, and of edits in each.
+/// The number of rounds of edits.
 const ROUNDS: usize = 40;
-/// See [`ROUNDS`].
+/// The number of edits in each round.
 const EDITS: usize = 200;
 
 /// Returns the key prefix of the indexes of all databases with a name. The name is followed by a byte that no other name here contains.
@@ -127,7 +127,7 @@ impl DbHandler<IndexBuild> for Indexer {
         let kept = deleted.successor.map(|instance| index_of(&Db::new(name.clone(), instance)));
         let clear = async |tx: Transaction| {
             deleted.verify(&tx).await?;
-            // Other databases of that name may have come and gone as well.
+            // Other databases with that name may have been created and deleted since.
             let all = KeyRange::prefix(indexes(name));
             match &kept {
                 None => tx.clear_range(&all),

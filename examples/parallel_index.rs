@@ -26,9 +26,9 @@ const CITIES: [&str; 6] = ["Berlin", "Kyiv", "Lima", "Nairobi", "Osaka", "Quebec
 /// The number of documents.
 const DOCS: u32 = 20_000;
 
-/// The number of writers, and how many edits each makes while the index is built.
+/// The number of writers.
 const WRITERS: u32 = 3;
-/// See [`WRITERS`].
+/// The number of edits that each writer makes while the index is built.
 const EDITS: u32 = 5_000;
 
 /// The key of the cursor up to which everything is indexed.
@@ -39,7 +39,7 @@ fn reverse_key(id: &str) -> Vec<u8> {
     format!("index/of/{id}").into_bytes()
 }
 
-/// Returns the key of an entry of the index.
+/// Returns the key of an index entry.
 fn index_key(city: &str, id: &str) -> Vec<u8> {
     format!("index/by/{city}/{id}").into_bytes()
 }

@@ -46,10 +46,10 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     let running = bus.start(StartOptions::default()).await?;
     let (say, mut heard) = mpsc::unbounded_channel();
 
-    // A stream: events as long as the program runs.
+    // A stream, which delivers events as long as the program runs.
     let shop = running.dispatcher().subscribe(Filter::prefix("shop/"));
     let mut deliveries = shop.deliveries(|trouble| eprintln!("{trouble}"));
-    // A consumer that is called for each database: after a restart it continues where it was.
+    // A consumer whose handler is called for each database: after a restart it continues where it was.
     let said = say.clone();
     let mail = move |work: Work<Notification>| {
         let name = String::from_utf8_lossy(work.id()).into_owned();

@@ -120,8 +120,8 @@ async fn a_page_of_broken_counters_is_passed() {
     assert_eq!(rows(&bus).await.len(), 100);
 }
 
-/// Regression: one row of a feed that could not be decoded stopped all of its readers forever, and the folds of its partition. A
-/// rolling upgrade to another format of rows does exactly this.
+/// Regression: one row that could not be decoded stopped all readers of its feed forever, and the folds of its partition. A rolling upgrade
+/// to another row format writes such rows.
 #[tokio::test(start_paused = true)]
 async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     let store = Store::memory();
@@ -172,7 +172,7 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
         }
     }
 
-    // The other databases are folded and delivered; events of the one with the later row wait for a program that knows the format.
+    // The other databases are folded and delivered; events of the database with the later row wait for a program that knows its format.
     for name in names {
         record(&store, &bus, &db(name, 1), [0, 0, 1, 0]).await;
     }
@@ -193,8 +193,8 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     assert_eq!(delivered, names);
 }
 
-/// Bug: one pointer that was damaged, or pointed at nothing, made every look-up of several names fail: barriers, exact names, and the first
-/// pages of subscribers. One damaged row of a design document failed every subscriber that asks for them. Fix: a look-up answers by id.
+/// Bug: one damaged or dangling pointer made every look-up of several names fail: barriers, exact names, and the first pages of
+/// subscribers. One damaged row of a design document failed every subscriber that wants these. Fix: a look-up returns one result per id.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_row_stops_no_look_up_of_others() {
     let dangling = [&[0][..], &[7; 12]].concat();
@@ -236,8 +236,8 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
     }
 }
 
-/// Bug: one damaged entry of a past topology stopped every reader of the feed, and the deletion of old entries of all feeds. Fix: the entries
-/// around it tell which shards it had, so all rows can be read; only the ids whose rows are in its shards cannot be found.
+/// Bug: one damaged entry of a past topology stopped every reader of the feed, and the deletion of old entries of all feeds. Fix: the
+/// entries around it show which shards it had, so all rows can be read; only the ids whose rows are in its shards cannot be found.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_topology_entry_of_the_past_stops_its_own_ids_alone() {
     for damaged in 0..2 {
@@ -275,7 +275,7 @@ async fn a_damaged_topology_entry_of_the_past_stops_its_own_ids_alone() {
     }
 }
 
-/// Regression: if the newest row of a database was gone, its partition stopped.
+/// Regression: folds failed if the newest row of a database was missing, so its whole partition stopped.
 #[tokio::test(start_paused = true)]
 async fn a_pointer_to_nothing_stops_no_other_database() {
     let store = Store::memory();
@@ -326,7 +326,7 @@ async fn a_fold_commits_before_it_gets_too_large() {
     assert!(rows(&bus).await.iter().all(|row| row.is_deleted()));
 }
 
-/// Regression: adopted rows were not checked, and the first bad one stopped all readers.
+/// Regression: rows were not checked when they were adopted, so the first bad one stopped all readers.
 #[tokio::test]
 async fn a_legacy_range_is_read_before_it_is_taken_over() {
     let store = Store::memory();
@@ -367,7 +367,7 @@ async fn a_legacy_range_is_read_before_it_is_taken_over() {
     assert_eq!((page.rows.len(), bus.skipped_rows().len()), (2, 1));
 }
 
-/// Damages the value at `key`, and asserts that `read` fails with its key, until the value is back.
+/// Damages the value at `key`, and asserts that `read` fails with an error that names the key, until the value is restored.
 async fn names_its_key<T: std::fmt::Debug>(
     store: &Store,
     (key, good): &(Bytes, Bytes),

@@ -1,5 +1,5 @@
-//! What an event costs the store on its way from the commit to the subscriber, and after it until everything rests again: counted
-//! key by key. Nothing here is timed.
+//! What an event costs the store from its commit to its delivery, and from then until everything is idle again, counted key by key. Nothing
+//! here is timed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -18,7 +18,7 @@ use notibus::{
     },
 };
 
-/// The families of keys by their numbers.
+/// The families of keys, by number.
 const FAMILIES: [&str; 19] = [
     "config",
     "counters",
@@ -41,7 +41,7 @@ const FAMILIES: [&str; 19] = [
     "row count",
 ];
 
-/// The family of the key: its number follows the default prefix, as an integer of a tuple.
+/// Returns the family of the key. Its number follows the default prefix, as an integer in a tuple.
 fn family(key: &[u8]) -> &'static str {
     match key.strip_prefix(b"notibus") {
         Some([0x14, ..]) => FAMILIES[0],
@@ -51,7 +51,7 @@ fn family(key: &[u8]) -> &'static str {
     }
 }
 
-/// What was asked of the store, by family of keys.
+/// The operations on the store, by family of keys.
 #[derive(Debug, Default)]
 struct Cost {
     /// Keys and ranges that were read, and watches.
@@ -88,7 +88,7 @@ impl Cost {
     }
 }
 
-/// Whether `attempt` is the producer's own: it adds to counters, and does nothing else.
+/// Whether `attempt` is the producer's own, which adds to counters and does nothing else.
 fn is_producers(attempt: &Attempt) -> bool {
     attempt.reads().next().is_none()
         && attempt.mutations().all(|done| {
@@ -96,7 +96,7 @@ fn is_producers(attempt: &Attempt) -> bool {
         })
 }
 
-/// Whether `attempt` is what nodes do at intervals to keep track of each other.
+/// Whether `attempt` is one that nodes make at intervals to keep track of each other.
 fn is_members(attempt: &Attempt) -> bool {
     attempt.operations.iter().any(|done| match done {
         Operation::Get { key, .. } => family(key) == "polled",
@@ -105,17 +105,17 @@ fn is_members(attempt: &Attempt) -> bool {
     })
 }
 
-/// The roles of a node, which do nothing by the clock: everything that they do is caused by the event.
+/// The roles of a node, without anything periodic: everything that they do is caused by the event.
 struct Node {
     trace: Trace,
     bus: Bus,
-    /// What must be kept for as long as the roles are to work.
+    /// The handles that must be kept while the roles are working.
     roles: Vec<Box<dyn std::any::Any>>,
     subscription: Subscription,
 }
 
 impl Node {
-    /// A node of the bus in `store` with a dispatcher, and with a notifier if it `folds`.
+    /// Starts a node of the bus in `store` with a dispatcher, and with a notifier if it `folds`.
     async fn start(store: &Store, options: BusOptions, folds: bool) -> Self {
         let trace = Trace::new(store);
         let bus = Bus::open(&trace.store(), options).await.unwrap();
@@ -140,7 +140,7 @@ impl Node {
         within("a delivery", next_news(&mut self.subscription)).await.unwrap().into_delivery().unwrap();
     }
 
-    /// Waits until everything is at rest; returns what was done since the last time, without what producers and members do.
+    /// Waits until everything is idle. Returns the operations since the last call, without those of producers and members.
     async fn done(&self) -> Cost {
         tokio::time::sleep(Duration::from_secs(10)).await;
         let mut done = self.trace.take();
@@ -149,7 +149,7 @@ impl Node {
     }
 }
 
-/// What the third event of a database costs one node that folds and delivers, in a quiet bus with `shards` shards.
+/// Returns the cost of the third event of a database on a node that folds and delivers, in a quiet bus with `shards` shards.
 async fn lone_event(shards: u32) -> Cost {
     let store = Store::memory();
     let mut node = Node::start(&store, BusOptions::default().shards(shards), true).await;
@@ -166,8 +166,8 @@ async fn lone_event(shards: u32) -> Cost {
     cost
 }
 
-/// Regression: a lone event cost 10 mutations and 87 reads: each append moved the head of its shard and one of eight keys of the pulse, and
-/// whenever anything was appended a tail read all shards, and set eight watches again.
+/// Regression: each append moved the head of its shard and one of eight keys of the pulse, and then each tail read all shards and set eight
+/// watches again, so a lone event cost 10 mutations and 87 reads.
 #[tokio::test(start_paused = true)]
 async fn a_lone_event_costs_eight_mutations_and_twelve_reads() {
     for shards in [4, 16] {
@@ -191,7 +191,7 @@ async fn a_node_that_only_delivers_reads_six_keys() {
     }
 }
 
-/// Many databases in one fold: five mutations each, and two reads; what a fold and a tail need besides does not grow with them.
+/// Many databases in one fold cost five mutations and two reads each. The other costs of a fold and a tail do not grow with their number.
 #[tokio::test(start_paused = true)]
 async fn a_database_of_a_batch_costs_five_mutations_and_two_reads() {
     let store = Store::memory();

@@ -1,5 +1,4 @@
-//! Monitoring: each metric in the dashboard and the alerts is in a real answer of `/_notibus/metrics`; and
-//! the live page.
+//! Monitoring: each metric in the dashboard and the alerts appears in a real answer of `/_notibus/metrics`. Also, the live page.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -25,7 +24,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// A node with everything that is measured, and its address.
+/// Starts a node with everything that is measured. Returns the node and its address.
 async fn served(store: &Store) -> (NodeHandle, std::net::SocketAddr) {
     let bus = narrow_bus(store).await;
     let running = bus.start(StartOptions::default()).await.unwrap();
@@ -35,7 +34,7 @@ async fn served(store: &Store) -> (NodeHandle, std::net::SocketAddr) {
     (running, address)
 }
 
-/// The whole answer to a request.
+/// Returns the whole answer to a request.
 async fn get(address: std::net::SocketAddr, path: &str) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
@@ -50,7 +49,7 @@ fn named(text: &str) -> BTreeSet<&str> {
     words.filter(|word| word.starts_with("notibus_")).collect()
 }
 
-/// The metrics with values in `answer`.
+/// Returns the metrics that have values in `answer`.
 fn measured(answer: &str) -> BTreeSet<&str> {
     answer
         .lines()
@@ -70,9 +69,9 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
     let of_documents = ConsumerSettings::default().documents(Some(docs.instance));
     bus.consumer("index").unwrap().create(&of_documents).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
-    // The first reading of the consumers is cached for some seconds, so the row has to exist before it.
+    // The first reading of the consumers is cached for a few seconds, so the row must exist before it.
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
-    // The metrics of HTTP have values once there was an answer.
+    // The HTTP metrics have values only after the first answer.
     get(address, "/_db_updates").await;
     let answer = get(address, "/_notibus/metrics").await;
     let measured = measured(&answer);
@@ -115,7 +114,7 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
     running.shutdown().await.unwrap();
 }
 
-/// Runs a checker that is installed on this system, with `input`. If there is none, says so, and returns `None`.
+/// Runs a checker with `input`. If it is not installed, prints that, and returns `None`.
 fn checked(program: &str, arguments: &[&str], input: &str) -> Option<Output> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -128,12 +127,12 @@ fn checked(program: &str, arguments: &[&str], input: &str) -> Option<Output> {
     Some(child.wait_with_output().unwrap())
 }
 
-/// What a checker has said, on both outputs.
+/// Returns everything that a checker printed, on both outputs.
 fn said(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text)).concat()
 }
 
-/// Prometheus accepts the alerts, and finds no fault in the metrics of a node at work.
+/// Prometheus accepts the alerts, and finds no fault in the metrics of a working node.
 #[tokio::test]
 async fn prometheus_accepts_alerts_and_metrics() {
     if let Some(output) = checked("promtool", &["check", "rules", "ops/alerts.yml"], "") {
@@ -182,7 +181,7 @@ fn each_alert_is_in_the_table_of_symptoms() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The page loads nothing from elsewhere, and shows nothing that its reader may not ask for: it is the same for everyone.
+/// The page loads nothing from elsewhere, and contains nothing that its reader may not see: it is the same for everyone.
 #[tokio::test]
 async fn the_live_page_is_one_file_that_asks_nobody_else() {
     let store = Store::memory();

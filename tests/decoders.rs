@@ -1,7 +1,6 @@
-//! Decoders of bytes from outside never panic, and understand what they accept: the targets in `fuzz/`, as
-//! property tests.
+//! Decoders of untrusted bytes never panic, and understand what they accept: the targets in `fuzz/`, as property tests.
 //!
-//! Their input is arbitrary bytes, and rows of the store of a bus with a part changed, cut off or doubled.
+//! The input is arbitrary bytes, and stored rows of a bus, a part of which is changed, cut off or doubled.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,7 +18,7 @@ use notibus::{
 };
 use proptest::{collection::vec, prelude::*, sample::Index};
 
-/// Rows of a store with a bus at work.
+/// The rows that a working bus has in its store.
 static ROWS: LazyLock<Vec<(Vec<u8>, Vec<u8>)>> = LazyLock::new(|| {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();

@@ -21,7 +21,7 @@ use tokio_stream::StreamExt;
 
 const NAMES: [&str; 6] = ["a/x", "a/y", "b/x", "b/y", "c", "d"];
 
-/// What is known of the databases at one time.
+/// What is known about the databases at one time.
 type Knowledge = BTreeMap<String, (DbInstance, Counters)>;
 
 /// A subscriber, and its deliveries so far.
@@ -31,10 +31,10 @@ struct Subscriber {
     subscription: Subscription,
     wants: Wants,
     kinds: Kinds,
-    /// Whether the subscriber names its databases. Instead of reading the feed it then looks them up, so rows do not come in the order of
+    /// Whether the subscriber names its databases. It then looks them up instead of reading the feed, so rows do not arrive in the order of
     /// the feed.
     is_exact: bool,
-    /// Whether the subscriber started before everything.
+    /// Whether the subscriber started at the beginning of the feed.
     from_nothing: bool,
     skips: bool,
     /// Whether deliveries may repeat, because the subscriber reads many pages.
@@ -47,10 +47,10 @@ struct Subscriber {
     newest: Sequence,
 }
 
-/// Whether a name is wanted.
+/// Returns whether a name is wanted.
 type Wants = fn(&str) -> bool;
 
-/// The filters to choose from, with what they want, and whether that is exact names.
+/// Returns the filters to choose from, each with the names that it wants, and whether these are exact names.
 fn filters() -> Vec<(Filter, Wants, bool)> {
     let parsed = |names: &[&str]| names.iter().map(|name| name.parse().unwrap()).collect::<Vec<_>>();
     vec![
@@ -79,7 +79,7 @@ fn filters() -> Vec<(Filter, Wants, bool)> {
 }
 
 impl Subscriber {
-    /// Takes up to `most` items that are there.
+    /// Takes up to `most` items that are already there.
     fn take(&mut self, most: usize) {
         for _ in 0..most {
             match self.subscription.next().now_or_never() {
@@ -125,7 +125,7 @@ impl Subscriber {
         let delivered = delivery.news().kinds();
         assert!(delivered.intersects(self.kinds), "{what}");
         let before = self.known.insert(name, (row.instance, row.totals));
-        // A subscriber that does not get every row cannot derive from rows what it knew.
+        // If a subscriber does not get every row, its rows do not show everything that it knew.
         if self.kinds == Kinds::ALL && !self.skips {
             self.check_kinds(delivered, row, before, &what);
         }
@@ -155,7 +155,7 @@ impl Subscriber {
         }
     }
 
-    /// Checks whether the deletion of an earlier instance is delivered. If instances came and went unseen, either is right.
+    /// Checks whether the deletion of an earlier instance is delivered. If instances were created and deleted unseen, both are right.
     fn check_replaced(
         &self,
         delivered: Kinds,
@@ -177,7 +177,7 @@ impl Subscriber {
         }
     }
 
-    /// Checks that nothing of `rows` is missing.
+    /// Checks that nothing in `rows` is missing.
     fn check_end(&self, rows: &[std::sync::Arc<Notification>]) {
         for row in rows.iter().filter(|row| (self.wants)(row.name.as_str())) {
             let name = row.name.as_str();
@@ -205,17 +205,17 @@ struct Run {
     dispatcher: Dispatcher,
     /// Whether the feed is read in small pages.
     small_pages: bool,
-    /// For each database, the number of its newest instance, and whether it lives.
+    /// For each database, the number of its newest instance, and whether that exists.
     lives: Vec<(u8, bool)>,
     /// How many events were recorded.
     recorded: u64,
-    /// Positions at which everything was at rest, with what was in the feed then.
+    /// Positions at which everything was idle, with the state of the feed then.
     checkpoints: Vec<(Sequence, Knowledge)>,
     subscribers: Vec<Subscriber>,
 }
 
 impl Run {
-    /// Records an event or a few, in one transaction.
+    /// Records one or a few events in one transaction.
     async fn record(&mut self) {
         let place = self.random.usize(..NAMES.len());
         let (instance, lives) = &mut self.lives[place];
@@ -238,7 +238,7 @@ impl Run {
         self.recorded += lanes.iter().sum::<u64>();
     }
 
-    /// Waits until everything is folded and delivered; remembers the position.
+    /// Waits until everything is folded and delivered, and remembers the position.
     async fn settle(&mut self) {
         until("all folds", async || self.bus.stats().folded.total() == self.recorded).await;
         let now = self.bus.feed().now().await.unwrap();
@@ -294,7 +294,7 @@ impl Run {
     }
 }
 
-/// Runs everything that `random` says.
+/// Runs a scenario that `random` draws.
 async fn run(mut random: fastrand::Rng) {
     let store = Store::memory();
     let options = BusOptions::default().partitions(random.u32(1..4)).shards(random.u32(1..6));

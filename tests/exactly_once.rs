@@ -67,12 +67,12 @@ impl Fixture {
         assert_eq!(self.get(b"stamp").await, done.committed.versionstamp.0);
     }
 
-    /// Another bus handle, as of another process, whose commits do not fail.
+    /// Opens the bus again, as another process would, whose commits do not fail.
     async fn other(&self) -> Bus {
         wide_bus(&self.store).await
     }
 
-    /// Runs the janitor until it has made a pass.
+    /// Runs the janitor until it has completed a pass.
     async fn sweep(&self) {
         let options = JanitorOptions::default().interval(Duration::from_secs(1));
         let janitor = joined(&self.other().await).await.janitor(options).await.unwrap();
@@ -85,7 +85,7 @@ fn add(tx: &Transaction, key: &[u8]) {
     tx.atomic(AtomicOp::Add, key, &1_u64.to_le_bytes());
 }
 
-/// A body that adds one to `n`, writes its attempt and its versionstamp, and returns the attempt, counted from 1.
+/// Returns a body that adds one to `n`, writes its attempt and its versionstamp, and returns the attempt, counted from 1.
 fn body(attempts: &Arc<AtomicU32>) -> impl Fn(Transaction) -> std::future::Ready<Result<u32>> + use<> {
     let attempts = Arc::clone(attempts);
     move |tx| {
@@ -134,7 +134,7 @@ async fn without_doubt_nothing_is_read() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_commit_makes_the_next_attempt_look_again() {
-    // A commit that has failed with 1021 should not happen later, but if it does, it does no harm either.
+    // A commit that failed with 1021 should not take effect later, but if it does, it does no harm either.
     for late in [UNSETTLED, UNKNOWN] {
         let gate = Gate::default();
         let hold = CommitFault::Hold(gate.clone());
@@ -163,7 +163,7 @@ async fn a_commit_that_is_later_than_the_next_attempt_does_not_happen() {
 
 #[tokio::test(start_paused = true)]
 async fn of_two_runs_of_a_key_at_once_one_commits_and_both_return_its_result() {
-    // The first run waits before its commit; the other one commits, and may not learn of it at once.
+    // The first run waits before its commit; the other one commits, and may not learn that at once.
     for fault in [None, Some(CommitFault::After(UNKNOWN))] {
         let gate = Gate::default();
         let fixture = Fixture::with([CommitFault::Hold(gate.clone())].into_iter().chain(fault)).await;
@@ -214,7 +214,7 @@ async fn an_error_says_whether_anything_may_be_committed() {
     for (faults, reads_fail, code) in [
         // The read of the key failed.
         (vec![after(UNKNOWN)], true, 1021),
-        // The read has shown that nothing was committed, and a settled commit cannot take effect later.
+        // The read showed that nothing was committed, and a settled commit cannot take effect later.
         (vec![before(UNKNOWN), give_up.clone()], false, 1510),
         // But an unsettled commit may.
         (vec![late.clone(), give_up.clone()], false, 1039),
@@ -248,7 +248,7 @@ async fn what_the_body_refuses_is_the_error_unless_an_attempt_may_still_commit()
     }
 }
 
-/// The second attempt of a run waits for its first read, while the janitor sweeps or does not.
+/// The second attempt of a run waits for its first read. Meanwhile the janitor sweeps, or does not.
 #[tokio::test(start_paused = true)]
 async fn a_run_whose_result_may_have_been_cleared_is_not_repeated() {
     let (young, old) = (Duration::from_mins(1), Duration::from_mins(6));
@@ -288,7 +288,7 @@ async fn a_run_whose_result_may_have_been_cleared_is_not_repeated() {
     }
 }
 
-/// One of many runs: adds to a common number and its own, writes its attempt and stamp, and may conflict with others.
+/// Makes one of many runs: adds to a common number and its own, writes its attempt and stamp, and may conflict with others.
 async fn one_of_many(bus: &Bus, run: u32, is_keyed: bool, contends: bool) -> Result<CommittedOnce<u32>> {
     let key = |what: &str| format!("{what}/{run}").into_bytes();
     let attempts = AtomicU32::new(0);
@@ -309,7 +309,7 @@ async fn one_of_many(bus: &Bus, run: u32, is_keyed: bool, contends: bool) -> Res
     bus.run_exactly_once(run_key.as_ref().map(|key| &key[..]), body).await
 }
 
-/// Half of the runs have a key, and are made by two tasks each.
+/// Half of the runs have a key, and each of these is made by two tasks.
 #[tokio::test(start_paused = true)]
 async fn thousands_of_runs_with_random_faults_count_exactly() {
     const TASKS: u32 = 8;

@@ -1,4 +1,4 @@
-//! The wrappers for tests do to a store what their names say; and runs go on after outages.
+//! The test wrappers of a store do what their names say, and runs continue after outages.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -191,7 +191,7 @@ async fn an_outage_counts_for_no_more_than_an_attempt_can_take() {
     };
     run(600, 1).await.unwrap();
     assert_eq!(attempts.get(), 2);
-    // Retries still have an end.
+    // Retries still end.
     let error = run(600, 1_000).await.unwrap_err();
     assert!(matches!(error, Error::RetriesExhausted { attempts: 12, .. }), "{error}");
     let error = run(1, 1_000).await.unwrap_err();

@@ -18,7 +18,7 @@ use notibus::{
 };
 use proptest::prelude::*;
 
-/// A bus with `shards` shards in which each of `names`, taken modulo 30, was updated, one after the other.
+/// Makes a bus with `shards` shards in which each of `names`, taken modulo 30, was updated in turn.
 async fn history(shards: u32, names: &[u8]) -> (Store, Bus) {
     let store = Store::memory();
     let options = BusOptions::default().partitions(4).shards(shards);
@@ -82,7 +82,7 @@ proptest! {
         paused(async {
             let (_store, bus) = history(shards, &names).await;
             let all = rows(&bus).await;
-            // From the start, from a row, and from between two.
+            // From the start, from a row, and from between two rows.
             let place = start.index(all.len());
             let between = bus.feed().page(all[place].sequence, 1).await.unwrap().to;
             for since in [Sequence::MIN, all[place].sequence, between] {
@@ -104,7 +104,7 @@ proptest! {
     }
 }
 
-/// Rows move to the end while a reader pages through: it still sees every database's last row, and no row twice.
+/// Rows move to the end while a reader reads page by page: it still sees every database's last row, and no row twice.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_pages_while_rows_move_meets_every_last_row() {
     let names: Vec<u8> = (0..30).collect();
@@ -164,9 +164,9 @@ async fn a_start_at_now_gets_what_comes_and_nothing_before() {
     assert_eq!(*bus.feed().page(now, 10).await.unwrap().rows[0], row);
 }
 
-/// Regression: a cursor ahead of the store was treated as one at its end: a reader with the cursor of another bus got nothing, and then
-/// skipped all that was written until the store had reached that position. Later it was refused as invalid, which did not help the reader
-/// of a folder that had been restored from a copy.
+/// Regression: a cursor ahead of the store was treated as one at its end, so a reader with the cursor of another bus got nothing, and
+/// missed everything that was written until the store reached that position. Later the cursor was refused as invalid, which did not help a
+/// reader of a folder that was restored from a copy.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_ahead_of_the_store_is_a_typed_error() {
     let (_store, bus) = history(4, &[1, 2, 3]).await;
@@ -180,8 +180,8 @@ async fn a_cursor_ahead_of_the_store_is_a_typed_error() {
     }
 }
 
-/// Bug: only the position of a cursor was checked, not where its reading began: one that began in a later incarnation, or ahead of the
-/// store, was accepted, and its reader never got a deletion that had been dropped. Fix: one function checks all of its positions.
+/// Bug: only the position of a cursor was checked, not where its reading began, so a cursor that began in a later incarnation, or ahead of
+/// the store, was accepted, and its reader never got a deletion that had been dropped. Fix: one function checks all of its positions.
 #[tokio::test(start_paused = true)]
 async fn every_position_of_a_cursor_is_checked() {
     let (_store, bus) = history(2, &[1, 2, 3]).await;
@@ -226,7 +226,7 @@ async fn page_limits_out_of_bounds_are_typed_errors() {
     assert!(bus.feed().page(Cursor::BEGINNING, 10_000).await.is_ok());
 }
 
-/// With or without an existing bus. Regression: an existing bus was opened with any number of shards.
+/// This holds with and without an existing bus. Regression: an existing bus was opened even with an invalid number of shards.
 #[tokio::test]
 async fn bus_options_out_of_their_limits_are_typed_errors_and_change_nothing() {
     for exists in [false, true] {
@@ -292,7 +292,7 @@ async fn buses_under_different_prefixes_do_not_meet() {
     assert!(rows(&buses[0]).await.len() == 1 && rows(&buses[1]).await.len() == 1);
 }
 
-/// The store in `folder`, once the doorbell ringer of the last round has closed it.
+/// Opens the store in `folder` once the doorbell ringer of the last round has closed it.
 async fn opened(folder: &std::path::Path) -> Store {
     let mut opened = Store::open_dir(folder);
     for _ in 0..1_000 {
@@ -382,7 +382,7 @@ async fn shards_divide_the_rows_and_each_is_read_in_pages() {
     notifier.shutdown().await.unwrap();
 }
 
-/// A page first takes about the same number of rows from each shard, although all rows that come next may be in one of them.
+/// A page first takes about the same number of rows from each shard, although the next rows may all be in one of them.
 #[tokio::test]
 async fn a_page_is_full_although_one_shard_has_its_rows() {
     let store = Store::memory();

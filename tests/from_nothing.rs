@@ -1,9 +1,9 @@
-//! Many subscribers that begin with nothing at once: each reads the whole feed in pages, and all of them together hold a few pages,
+//! Many subscribers begin with nothing at the same time: each reads the whole feed in pages, and all of them together hold a few pages,
 //! however many databases there are. Memory is counted by the allocator, so this file has one test.
 //!
-//! A small size runs by default. `NOTIBUS_FROM_NOTHING=full` takes 100 subscribers and a million databases, with the default options
-//! of dispatchers: `NOTIBUS_FROM_NOTHING=full cargo test --release --test from_nothing -- --nocapture`. It prints how
-//! long that takes, which is not asserted.
+//! A small size runs by default. `NOTIBUS_FROM_NOTHING=full` runs with 100 subscribers and a million databases, and a dispatcher with
+//! default options: `NOTIBUS_FROM_NOTHING=full cargo test --release --test from_nothing -- --nocapture`. It prints how long that takes; the
+//! time is not asserted.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::cast_precision_loss, reason = "the figures are for people")]
@@ -25,14 +25,14 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-/// The system's allocator, with the bytes in use: now, and the peak since the last reset.
+/// The system's allocator, which counts the bytes in use: now, and the peak since the last reset.
 struct Counting;
 
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 #[allow(unsafe_code, reason = "an allocator can only be wrapped so")]
-// SAFETY: each method passes on what it is given to the allocator of the system, which keeps the contract.
+// SAFETY: each method passes its arguments on to the system's allocator, which keeps the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let in_use = IN_USE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
@@ -57,7 +57,7 @@ const ROW_BYTES_MAX: usize = 2_048;
 /// More than everything else allocates during the test.
 const BESIDES_BYTES_MAX: usize = 4 << 20;
 
-/// How many databases one transaction creates.
+/// The number of databases that one transaction creates.
 const CREATED_AT_ONCE: usize = 1_000;
 
 struct Size {
@@ -74,7 +74,7 @@ fn size() -> Size {
     Size { subscribers: 20, databases: 4_000, options }
 }
 
-/// A bus whose feed has `databases` rows.
+/// Makes a bus whose feed has `databases` rows.
 async fn filled(databases: usize) -> Bus {
     let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
@@ -90,7 +90,7 @@ async fn filled(databases: usize) -> Bus {
         };
         store.run(create).await.unwrap();
     }
-    // This may take long on a machine that is busy.
+    // This may take long on a busy machine.
     while bus.stats().folded.created < databases as u64 {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
@@ -98,7 +98,7 @@ async fn filled(databases: usize) -> Bus {
     bus
 }
 
-/// Receives until the first scan is complete. Returns how many rows came.
+/// Receives until the first scan is complete. Returns how many rows arrived.
 async fn receive(mut batches: BatchSubscription, rows_max: usize) -> usize {
     let (mut rows, mut last) = (0, None);
     loop {
@@ -106,7 +106,7 @@ async fn receive(mut batches: BatchSubscription, rows_max: usize) -> usize {
             Item::Delivery(batch) => {
                 assert!(batch.len() <= rows_max, "{} rows came at once", batch.len());
                 for delivery in &batch {
-                    // In order, so that none can come twice.
+                    // Rows arrive in order, so none can arrive twice.
                     assert!(last < Some(delivery.sequence()), "{delivery:?} came after {last:?}");
                     last = Some(delivery.sequence());
                 }

@@ -31,10 +31,10 @@ use notibus::{
 use tokio::sync::Notify;
 use tokio_stream::StreamExt;
 
-/// For how long tombstones stay.
+/// How long tombstones stay.
 const RETENTION: Duration = Duration::from_mins(8);
 
-/// A janitor that works often.
+/// Starts a janitor that works often.
 async fn frequent(bus: &Bus) -> Janitor {
     let options = JanitorOptions::default().interval(RETENTION / 60).tombstone_retention(RETENTION);
     joined(bus).await.janitor(options).await.unwrap()
@@ -82,7 +82,7 @@ async fn a_tombstone_goes_once_it_is_old_and_living_databases_stay() {
     );
     janitor.shutdown().await.unwrap();
 
-    // The name can be used again, as if it had never been.
+    // The name can be used again, as if it had never existed.
     record(&store, &bus, &db("gone", 2), [1, 0, 0, 0]).await;
     let row = row_with(&bus, &db("gone", 2), [1, 0, 0, 0]).await;
     assert_eq!(row.replaced, None);
@@ -113,7 +113,7 @@ async fn only_time_in_which_a_janitor_works_makes_old() {
     pass(RETENTION / 2).await;
     janitor.shutdown().await.unwrap();
     pass(RETENTION * 4).await;
-    // Another janitor continues the time of the first.
+    // Another janitor continues from the time of the first.
     let _janitor = frequent(&bus).await;
     pass(RETENTION / 3).await;
     assert!(row(&bus, &db("gone", 1)).await.is_some(), "time alone does not count");
@@ -121,8 +121,8 @@ async fn only_time_in_which_a_janitor_works_makes_old() {
     assert_eq!(row(&bus, &db("gone", 1)).await, None);
 }
 
-/// Regression: a janitor saved an age mark only once in a sixteenth of the retention, and the next one continued from the last mark. Where no
-/// janitor worked for so long, no tombstone was ever dropped.
+/// Regression: a janitor saved an age mark only once per sixteenth of the retention, and the next one continued from the last mark. So if
+/// no janitor worked for that long, no tombstone was ever dropped.
 #[tokio::test(start_paused = true)]
 async fn tombstones_age_although_each_janitor_works_for_a_short_time() {
     let store = Store::memory();
@@ -267,10 +267,10 @@ async fn nothing_is_left_of_what_was_dropped() {
         let all =
             RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])).limit(100_000).target_bytes(usize::MAX);
         let rows = store.begin().get_range(&all, Isolation::Snapshot).await.unwrap().rows;
-        // What a feed stores: entries, newest and topology. The number of all other rows is fixed or bounded.
+        // The rows of a feed: entries, newest and topology. The number of all other rows is fixed or bounded.
         rows.into_iter().filter(|(key, _)| [4, 5, 7].map(Some).contains(&key.get(8).copied())).count()
     };
-    // The topology entry.
+    // The row of the topology entry.
     let at_least = 1;
     for round in 0..4 {
         for n in 0..600 {
@@ -289,7 +289,7 @@ async fn nothing_is_left_of_what_was_dropped() {
     notifier.shutdown().await.unwrap();
 }
 
-/// A bus whose horizon is above the rows of three living databases.
+/// Makes a bus whose horizon is above the rows of three living databases.
 async fn with_old_rows(store: &Store) -> Bus {
     let bus = wide_bus(store).await;
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
@@ -305,8 +305,8 @@ async fn with_old_rows(store: &Store) -> Bus {
     bus
 }
 
-/// Regression: a reader from zero that took several pages expired as soon as the first one ended below the
-/// horizon: no bus with many idle databases could be read to its end any more.
+/// Regression: a reader from zero that needed several pages expired as soon as the first page ended below the horizon, so a bus with many
+/// idle databases could no longer be read to its end.
 #[tokio::test(start_paused = true)]
 async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
     let store = Store::memory();
@@ -348,7 +348,7 @@ async fn a_reader_that_began_before_the_deletion_expires() {
     assert!(matches!(bus.feed().page(page.next, 1).await, Err(Error::Expired { .. })));
 }
 
-/// Regression: the time of a mark was taken before its position was read, so a slow store made rows count as older.
+/// Regression: the time of a mark was taken before its position was read, so on a slow store rows counted as older than they were.
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
     let store = Store::memory();
@@ -373,7 +373,7 @@ async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
     assert!(began.elapsed() >= RETENTION, "dropped after {:?}", began.elapsed());
 }
 
-/// Regression: a row that could not be decoded stopped all cleaning.
+/// Regression: one row that could not be decoded stopped the janitor, so nothing was cleaned up.
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_read_keeps_nothing_else() {
     let store = Store::memory();
@@ -432,7 +432,7 @@ async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
     assert!(next.is_err(), "delivered {next:?}");
 }
 
-/// Regression: the first closed entry that could not be dropped ended the pass, so those after it were never dropped.
+/// Regression: the first closed entry that could not be dropped ended the pass, so the entries after it were never dropped.
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_cannot_be_dropped_keeps_no_other_one() {
     let faults = Faults::new(&Store::memory());
@@ -534,8 +534,8 @@ async fn a_parallel_job_from_before_the_horizon_expires_although_the_shard_is_fo
     assert!(matches!(ran, Err(Error::Expired { .. })), "{ran:?}");
 }
 
-/// Regression: a round of a parallel job outlived its snapshot, and its tasks read on at newer versions. The next round compared the
-/// horizon with the version at which the round had begun, and the job expired for a tombstone that it had worked on.
+/// Regression: a round of a parallel job outlived its snapshot, and its tasks continued at newer versions. The next round compared the
+/// horizon with the version at which that round had begun, so the job expired because of a tombstone that it had worked on.
 #[tokio::test(start_paused = true)]
 async fn a_parallel_job_does_not_expire_for_a_tombstone_that_it_has_worked_on() {
     for is_resharded in [false, true] {
@@ -557,7 +557,7 @@ async fn worked_on(is_resharded: bool) {
         record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
         row_with(&bus, &db(name, 1), [1, 0, 0, 0]).await;
     }
-    // For each of the rows whose work takes long: signals that the row has come, and that its work may end.
+    // For each of the rows whose work takes long: signals that the row has arrived, and that its work may end.
     let rows: Arc<[(Notify, Notify); 2]> = Arc::default();
     let slow = Arc::clone(&rows);
     let work = move |batch: ParallelBatch<Notification>| {
@@ -579,7 +579,7 @@ async fn worked_on(is_resharded: bool) {
     row_with(&bus, &db("b", 1), [1, 1, 0, 0]).await;
     record(&store, &bus, &db("d", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("d", 1), [1, 0, 0, 0]).await;
-    // The snapshot of the round is too old then.
+    // After this, the snapshot of the round is too old.
     tokio::time::sleep(Duration::from_secs(10)).await;
     rows[0].1.notify_one();
     within("the tombstone", rows[1].0.notified()).await;
@@ -589,14 +589,14 @@ async fn worked_on(is_resharded: bool) {
     let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the end of the tombstone", async || bus.stats().tombstones_dropped > 0).await;
     janitor.shutdown().await.unwrap();
-    // What follows the tombstone is read at a version after the reshard.
+    // The rows after the tombstone are read at a version after the reshard.
     tokio::time::sleep(Duration::from_secs(10)).await;
     rows[1].1.notify_one();
     within("the job", running).await.unwrap().unwrap();
 }
 
-/// Results of runs that are committed exactly once: old ones are removed even if they fill more than a page; young ones stay, and still
-/// mean what they meant.
+/// Results of runs that are committed exactly once: old ones are removed even if they fill more than a page; young ones stay, and remain
+/// valid.
 #[tokio::test(start_paused = true)]
 async fn old_results_of_runs_go_in_pages_and_young_ones_stay() {
     let store = Store::memory();

@@ -121,7 +121,7 @@ async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back(
     janitor.shutdown().await.unwrap();
 }
 
-/// Regression: a fold of many databases wrote without a pause, so that other tasks of its thread, such as a heartbeat, came too late.
+/// Regression: a fold of many databases wrote without a pause, so other tasks of its thread, such as a heartbeat, ran too late.
 #[tokio::test(start_paused = true)]
 async fn a_large_fold_gives_others_their_turn_while_it_writes() {
     let store = Store::memory();
@@ -148,8 +148,8 @@ async fn a_large_fold_gives_others_their_turn_while_it_writes() {
     assert!(most < 2_000, "a fold of 1,000 databases wrote {most} times in a row");
 }
 
-/// Regression: the rows of a page were limited, but not the size of its fold: a thousand of the longest names made a transaction too large
-/// for the store, and the partition was stuck for good.
+/// Regression: the rows of a page were limited, but not the size of its fold, so a thousand of the longest names made a transaction too
+/// large for the store, and the partition was stuck for good.
 #[tokio::test(start_paused = true)]
 async fn a_backlog_of_the_longest_names_fits_into_folds() {
     let store = Store::memory();
@@ -172,8 +172,8 @@ async fn a_backlog_of_the_longest_names_fits_into_folds() {
     until("all are folded", async || bus.stats().folded.created == 1_000).await;
 }
 
-/// Regression: a name with more rows than one fold reads was split between the slots of an instance. An instance whose `created` was on
-/// the next page seemed to have been replaced long ago, and its events were dropped as stale.
+/// Regression: a name with more rows than one fold reads was split between the slots of an instance. An instance whose `created` was on the
+/// next page seemed to have been replaced long ago, so its events were dropped as stale.
 #[tokio::test]
 async fn a_name_with_many_slots_and_lives_is_folded_whole() {
     for seed in 0..40 {

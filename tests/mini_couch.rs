@@ -34,7 +34,7 @@ struct CouchFixture {
     bus: Bus,
     /// The routes for clients.
     router: Router,
-    /// The layer behind it.
+    /// The layer behind the routes.
     couch: Arc<Couch>,
     _notifier: notibus::Notifier,
     /// Delivers to live feeds.
@@ -61,7 +61,7 @@ impl CouchFixture {
         self.router.clone().oneshot(request).await.unwrap()
     }
 
-    /// Status and body of the answer to a request with a JSON body.
+    /// Sends a request with a JSON body. Returns the status and the body of the answer.
     async fn ask(&self, method: &str, path: &str, body: impl Into<Option<Value>>) -> (u16, Value) {
         let body = body.into().map_or_else(Body::empty, |body| Body::from(body.to_string()));
         let response = self.raw(Request::builder().method(method).uri(path).body(body).unwrap()).await;
@@ -70,14 +70,14 @@ impl CouchFixture {
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
-    /// The new revision of a request that must succeed.
+    /// Sends a request that must succeed. Returns the new revision.
     async fn rev(&self, method: &str, path: &str, body: impl Into<Option<Value>>) -> String {
         let (status, body) = self.ask(method, path, body).await;
         assert!((200..300).contains(&status), "{method} {path}: {status} {body}");
         body["rev"].as_str().unwrap().to_owned()
     }
 
-    /// The row of the database once the bus has folded `lanes` of it: created, deleted, updated, `ddoc_updated`.
+    /// Returns the row of the database once the bus has folded `lanes` of it: created, deleted, updated, `ddoc_updated`.
     async fn folded(&self, name: &str, lanes: [u64; 4]) -> Notification {
         let name = DbName::new(name).unwrap();
         let newest = async || self.bus.feed().newest(&name).await.unwrap();
@@ -86,7 +86,7 @@ impl CouchFixture {
         newest().await.unwrap()
     }
 
-    /// The changes of the database: each document's id, revision, and whether it is deleted.
+    /// Returns the changes of the database: each document's id, revision, and whether it is deleted.
     async fn changes(&self, name: &str) -> Vec<(String, String, bool)> {
         let name = DbName::new(name).unwrap();
         let newest = async || self.bus.feed().newest(&name).await.unwrap();
@@ -168,7 +168,7 @@ async fn an_edit_needs_the_present_revision() {
     assert_eq!(fixture.ask("GET", "/db/x", None).await, missing("deleted"));
     assert_eq!(fixture.ask("DELETE", &format!("/db/x?rev={fifth}"), None).await, missing("deleted"));
     assert_eq!(fixture.changes("db").await, [("x".to_owned(), fifth, true)]);
-    // It can be written again without its revision, and the numbers continue.
+    // The document can be written again without its revision, and the numbers continue.
     assert!(fixture.rev("PUT", "/db/x", json!({})).await.starts_with("6-"));
 
     // The refused edits recorded nothing.
@@ -237,7 +237,7 @@ async fn a_bulk_is_many_edits_of_which_each_counts_for_itself() {
     let text = "x".repeat(90_000);
     let large: Vec<_> = (0..120).map(|n| json!({ "_id": format!("large {n}"), "text": text })).collect();
     let many: Vec<_> = (0..1_500).map(|n| json!({ "_id": format!("small {n}") })).collect();
-    // Long ids, whose keys and conflict ranges take most of the room. Regression: these were not counted.
+    // Long ids, whose keys and conflict ranges take most of the space. Regression: the layer did not count these.
     let long: Vec<_> = (0..500).map(|n| json!({ "_id": format!("{}{n:04}", "x".repeat(4_000)) })).collect();
     for docs in [large, many, long] {
         let (status, rows) = fixture.ask("POST", "/db/_bulk_docs", json!({ "docs": docs })).await;
@@ -310,13 +310,13 @@ async fn bodies_may_be_compressed() {
     assert_eq!(put(packed(br#"{"n":1}"#)).await, 201);
     assert_eq!(fixture.ask("GET", "/db/x", None).await.1["n"], 1);
     assert_eq!(put(b"{}".to_vec()).await, 400);
-    // A small body that unpacks to a large one is not unpacked to its end.
+    // A small body that unpacks to a large one is not unpacked completely.
     assert_eq!(put(packed(&vec![b' '; 17 << 20])).await, 413);
     let plain = Request::put("/db/x").body(Body::from(vec![b' '; 17 << 20])).unwrap();
     assert_eq!(fixture.raw(plain).await.status(), 413);
 }
 
-/// No data of a deleted database comes back with another one of its name.
+/// No data of a deleted database reappears in another one with its name.
 #[tokio::test]
 async fn a_database_that_is_created_again_is_another_one() {
     let fixture = CouchFixture::new().await;
@@ -452,7 +452,7 @@ async fn random_edits_agree_with_a_model() {
     assert_eq!(info["doc_del_count"], model.len() - living);
 }
 
-/// Regression: axum's own refusals came as plain text, or with an empty body, which clients of CouchDB cannot read.
+/// Regression: axum's own refusals were plain text, or had an empty body, so clients of CouchDB could not read them.
 #[tokio::test]
 async fn refusals_are_json() {
     let fixture = CouchFixture::new().await;

@@ -29,13 +29,13 @@ fn is_fold(attempt: &Attempt) -> bool {
     attempt.applies(AtomicOp::CompareAndClear)
 }
 
-/// Disturbs the next fold by `fault`.
+/// Disturbs the next fold with `fault`.
 fn disturb_fold(faults: &Faults, fault: CommitFault) {
     let mut fault = Some(fault);
     faults.plan_commits(move |attempt| is_fold(attempt).then(|| fault.take()).flatten());
 }
 
-/// Folds two events while the first fold that sees the first one is disturbed by `fault`.
+/// Folds two events, while `fault` disturbs the first fold that sees the first event.
 async fn bears(fault: CommitFault) -> Bus {
     let store = Store::memory();
     let faults = Faults::new(&store);
@@ -74,7 +74,7 @@ async fn a_fold_that_took_too_long_is_tried_again() {
 }
 
 /// A fold whose commit timed out had been committed after all. Regression: the notifier found the mark of a fold that it had not counted,
-/// mistook it for that of its next fold every time, and never folded the partition again.
+/// and mistook it for that of its next fold every time, so it never folded the partition again.
 #[tokio::test(start_paused = true)]
 async fn a_fold_that_timed_out_but_was_committed_is_not_done_again() {
     bears(CommitFault::After(StoreError::TRANSACTION_TIMED_OUT)).await;
@@ -85,7 +85,7 @@ async fn a_fold_that_timed_out_and_was_not_committed_is_done_again() {
     bears(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT)).await;
 }
 
-/// The commit comes while the notifier pauses before it tries again, or while the next fold is under way.
+/// The commit takes effect while the notifier pauses before it tries again, or while the next fold is under way.
 #[tokio::test(start_paused = true)]
 async fn a_fold_that_is_committed_late_is_not_done_twice() {
     for while_folding in [false, true] {
@@ -165,7 +165,7 @@ fn fail_at_random(faults: &Faults, random: &mut fastrand::Rng) {
     });
 }
 
-/// Records at random under faults at random; the totals must come out exactly.
+/// Records random events under random faults; the totals must be exact.
 async fn soak(mut random: fastrand::Rng) {
     let store = Store::memory();
     let faults = Faults::new(&store);
@@ -177,7 +177,7 @@ async fn soak(mut random: fastrand::Rng) {
     let processes = [bus(faults.store()).await, bus(faults.store()).await];
     fail_at_random(&faults, &mut random);
     let start = async |bus: &Bus| loop {
-        // A start that times out has to be repeated by the caller.
+        // The caller must repeat a start that times out.
         let options = NotifierOptions::default().fold_rows_max(10);
         let started = async { bus.node(NodeOptions::default()).await?.notifier(options).await };
         match started.await {
@@ -198,9 +198,9 @@ async fn soak(mut random: fastrand::Rng) {
         }
         tokio::time::sleep(Duration::from_millis(random.u64(..60))).await;
         match random.u8(..30) {
-            // The others give it a part, or are fenced off as zombies.
+            // The other notifiers give the new one a part, or are fenced off as zombies.
             0..=3 => notifiers.push(start(&processes[random.usize(..2)]).await),
-            // Or they are dropped in the middle of whatever they do.
+            // The other notifiers are dropped in the middle of whatever they do.
             4 => {
                 let newest = start(&processes[random.usize(..2)]).await;
                 notifiers = vec![newest];
@@ -268,7 +268,7 @@ async fn events_between_the_read_and_the_commit_of_a_fold_survive() {
     assert_eq!(waiting(&store).await, 0);
 }
 
-/// The key of a design document, too, is removed only if its value is the one that was read.
+/// The key of a design document is also removed only if its value is still the one that was read.
 #[tokio::test(start_paused = true)]
 async fn a_design_document_that_changes_during_its_fold_is_delivered_again() {
     let store = Store::memory();
@@ -440,7 +440,7 @@ async fn a_doorbell_wakes_the_notifier_of_another_process() {
     }
 }
 
-/// Rings of another process race with the setting of the watch: none is lost, whenever it comes.
+/// Rings by another process race with the setting of the watch: none is lost, whatever its timing.
 #[tokio::test(start_paused = true)]
 async fn a_doorbell_that_is_rung_while_its_watch_is_set_is_heard() {
     let store = Store::memory();
@@ -479,7 +479,7 @@ async fn the_poll_makes_good_watches_that_are_dropped_or_refused() {
     }
 }
 
-/// An environment in which each poll computes for 50 ms, on a machine whose clock stands still while it computes.
+/// An environment in which each poll takes 50 ms of processor time, during which the clock does not advance.
 struct Computing(Env, AtomicU64);
 
 impl Environment for Computing {
@@ -504,7 +504,7 @@ impl Environment for Computing {
     }
 }
 
-/// Folds of a hot database in 20 s, of which `folding` folds at most a tenth, with pauses of at most `interval_max`.
+/// Returns the number of folds of a hot database in 20 s; folding takes at most a tenth of the time, with pauses of at most `interval_max`.
 async fn folds_of(producing: &Store, folding: &Store, interval_max: Duration) -> u64 {
     let (recording, bus) = (narrow_bus(producing).await, narrow_bus(folding).await);
     let options = NotifierOptions::default().fold_percent(10).fold_interval_max(interval_max);
@@ -517,7 +517,7 @@ async fn folds_of(producing: &Store, folding: &Store, interval_max: Duration) ->
     bus.stats().folds
 }
 
-/// A partition is folded at most for its share of the processor's time: a fold of 50 ms pauses for 450, or what is allowed.
+/// Folding takes at most its share of processor time: a fold of 50 ms is followed by a pause of 450 ms, or of the longest allowed one.
 #[tokio::test(start_paused = true)]
 async fn a_fold_pauses_for_what_it_has_computed() {
     for (interval_max, expected) in [(1_000, 40..=48), (100, 180..=205)] {
@@ -528,8 +528,8 @@ async fn a_fold_pauses_for_what_it_has_computed() {
     }
 }
 
-/// Bug: a fold on a store that takes 100 ms to commit paused for 900 ms, a multiple of its wait, and so the latency was ten times as long.
-/// Fix: the time that it waits for the store counts as a pause.
+/// Bug: the time that a fold waited for its store counted as work, so with commits of 100 ms a fold paused for 900 ms, and the latency was
+/// ten times as long. Fix: the time that a fold waits for the store counts as a pause.
 #[tokio::test(start_paused = true)]
 async fn a_fold_does_not_pause_for_what_it_has_waited() {
     let store = Store::memory();
@@ -584,7 +584,7 @@ async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// The operations of an idle notifier of a bus with `databases` databases and `partitions` partitions in 300 s: reads, and commits
+/// Returns the operations of an idle notifier in 300 s, on a bus with `databases` databases and `partitions` partitions: reads, and commits
 /// that write.
 async fn idle_cost(databases: usize, partitions: u32) -> (u64, u64) {
     let store = Store::memory();

@@ -1,9 +1,9 @@
 //! The commands in the README and on the pages work: the blocks of a page that are marked `sh`, in their order, on a fresh folder.
 //!
-//! `cargo run --release -- …` is the command as it was built for the tests, and so are examples; `serve` goes to the background and listens
-//! on a port of its own, and what cargo checks elsewhere (`cargo test`, `cargo bench`) only has to exist. A block that cannot be run in a
-//! test, because it takes a cluster, hours or the network, is marked `sh no-run`. The Rust code in the README and the guide is run as doc
-//! tests.
+//! `cargo run --release -- …` runs the command as it was built for the tests, and likewise the examples. `serve` runs in the background on
+//! a port of its own, and targets that cargo checks elsewhere (`cargo test`, `cargo bench`) only have to exist. A block that cannot be run
+//! in a test, because it takes a cluster, hours or the network, is marked `sh no-run`. The Rust code in the README and the guide is run as
+//! doc tests.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -15,7 +15,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// How many blocks may not be run, in all pages.
+/// The maximum number of blocks that are not run, over all pages.
 const NOT_RUN_MAX: usize = 3;
 
 /// The pages whose blocks are run.
@@ -167,7 +167,7 @@ fn the_readme_works_as_it_is_typed() {
 
 #[test]
 fn the_page_of_http_works_as_it_is_typed() {
-    // The last server of the page knows those who have credentials, and nobody else.
+    // The last server of the page accepts clients with credentials, and no others.
     run(
         "docs/http.md",
         "curl -H \"Authorization: Bearer $(cat indexer.secret)\" localhost:5985/_db_updates | grep -q shop/orders",
@@ -179,7 +179,7 @@ fn the_page_of_operations_works_as_it_is_typed() {
     run("docs/operations.md", "notibus consumers list --url http://localhost:5985 | grep -q mailer");
 }
 
-/// What a page has recorded is there after its last block: in the copy that was put in place of the folder, or in the other store.
+/// The events that a page records are there after its last block: in the copy that replaced the folder, or in the other store.
 #[test]
 fn the_pages_of_backups_and_moves_work_as_they_are_typed() {
     let recorded =
@@ -189,7 +189,7 @@ fn the_pages_of_backups_and_moves_work_as_they_are_typed() {
     }
 }
 
-/// Most commands on these pages are tests and benchmarks, which only need to be there.
+/// Most commands on these pages are tests and benchmarks, which only need to exist.
 #[test]
 fn the_pages_for_contributors_work_as_they_are_typed() {
     for path in ["CONTRIBUTING.md", "docs/foundationdb.md", "docs/performance.md", "docs/testing.md"] {

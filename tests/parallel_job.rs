@@ -1,4 +1,4 @@
-//! Parallel jobs: all tasks end at one state of the feed, whatever happens meanwhile, or the job has no result.
+//! Parallel jobs: all tasks end at one state of the feed, whatever happens while they run, or the job has no result.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -31,12 +31,12 @@ struct Layer {
     history: Arc<Mutex<Vec<(String, u64, Sequence)>>>,
 }
 
-/// The layer's key of the last edit of the document `id`, and of its number of edits.
+/// Returns the layer's key for the last edit of the document `id`, and its number of edits.
 fn key(id: &str) -> Vec<u8> {
     format!("doc/{id}").into_bytes()
 }
 
-/// The number of edits in the layer's row of a document.
+/// Returns the number of edits in the layer's row of a document.
 fn edits(stored: &[u8]) -> u64 {
     u64::from_be_bytes(stored[13..].try_into().unwrap())
 }
@@ -78,7 +78,7 @@ impl Layer {
         ParallelJob::new(self.changes.feed(&self.db), since).with_options(options)
     }
 
-    /// How often each document had been edited at `to`.
+    /// Returns how many times each document had been edited at `to`.
     fn state_at(&self, to: Cursor) -> BTreeMap<String, u64> {
         let to = to.position();
         let mut state = BTreeMap::new();
@@ -92,7 +92,7 @@ impl Layer {
     }
 }
 
-/// An index: the newest revision of each document. Older ones after newer ones fail the test.
+/// An index: the newest revision of each document. The test fails if an older revision arrives after a newer one.
 #[derive(Clone, Default)]
 struct Index(Arc<Mutex<BTreeMap<String, u64>>>);
 
@@ -162,7 +162,7 @@ async fn all_tasks_end_at_one_state_while_everything_goes_on() {
         let work = {
             let (index, random) = (index.clone(), Mutex::new(random.fork()));
             move |batch: ParallelBatch<Change>| {
-                // Up to 3 s for a batch: a shard of many batches takes longer than a snapshot lives.
+                // Up to 3 s for a batch: a shard of many batches takes longer than a snapshot is valid.
                 let pause = Duration::from_millis(random.lock().unwrap().u64(..3_000));
                 let index = index.clone();
                 async move {
@@ -293,8 +293,8 @@ async fn the_snapshot_of_a_batch_shows_the_store_as_it_was_with_the_rows() {
     layer.job(Cursor::BEGINNING).run(work).await.unwrap();
 }
 
-/// Bug: a database that was deleted while a job worked on it ended the job as a failure of the work, after all attempts, so an index
-/// builder could not tell the two apart. Fix: an error that the check of a batch returns ends the job unchanged.
+/// Bug: if a database was deleted while a job worked on it, the job ended after all attempts as if its work had failed, so an index builder
+/// could not tell the two apart. Fix: an error from the check of a batch ends the job, which returns it unchanged.
 #[tokio::test]
 async fn a_job_whose_feed_is_removed_ends_with_no_feed() {
     let store = Store::memory();

@@ -17,7 +17,7 @@ use notibus::{
     },
 };
 
-/// The trace of the one transaction in which `produce` was called.
+/// Returns the trace of the one transaction in which `produce` was called.
 async fn traced(produce: impl Fn(&Bus, &notibus::store::Transaction)) -> Attempt {
     let trace = Trace::new(&Store::memory());
     let store = trace.store();
@@ -26,7 +26,7 @@ async fn traced(produce: impl Fn(&Bus, &notibus::store::Transaction)) -> Attempt
     let tx = store.begin();
     produce(&bus, &tx);
     tx.commit().await.unwrap();
-    // No other task has run since then, so the one that rings the doorbell is not in the trace.
+    // No other task has run since the commit, so the ring of the doorbell is not in the trace.
     let mut attempts = trace.take();
     assert_eq!(attempts.len(), 1);
     attempts.remove(0)
@@ -70,8 +70,8 @@ async fn each_design_document_id_costs_one_more_write() {
     assert_eq!((attempt.reads().count(), attempt.mutations().count()), (0, 1 + 3));
 }
 
-/// Regression: each event of a transaction set the same versionstamp again, so that the second mutation per database and
-/// transaction became one per event.
+/// Regression: each event of a transaction set the same versionstamp again, so a transaction made the second mutation once per event
+/// instead of once per database.
 #[tokio::test]
 async fn recording_versionstamps_costs_one_more_write() {
     let attempt = traced(|bus, tx| {
@@ -114,7 +114,7 @@ async fn producers_conflict_with_nothing_and_every_event_counts() {
         tasks.spawn(async move {
             for round in 0..10 {
                 let tx = store.begin();
-                // Its own read lets the transaction conflict, if producing read or wrote this key.
+                // With this read the transaction can conflict, should producing read or write the same key.
                 tx.get(format!("{task}").as_bytes(), Isolation::Serializable).await.unwrap();
                 producer.updated(&tx, &db("hot", 1));
                 producer.updated(&tx, &db(&format!("cold{task}"), 1));
@@ -224,7 +224,7 @@ type Mutation = (AtomicOp, Vec<u8>, Vec<u8>);
 /// A transaction of a layer that does not use this crate's store.
 #[derive(Default)]
 struct Foreign {
-    /// The mutations that it would do.
+    /// The mutations that the transaction would make.
     mutations: RefCell<Vec<Mutation>>,
 }
 
@@ -251,7 +251,7 @@ impl EventTarget for Foreign {
 }
 
 impl Foreign {
-    /// Commits in its own way.
+    /// Commits the mutations as the layer would.
     async fn commit(&self, store: &Store) {
         let mutations = self.mutations.borrow().clone();
         store
@@ -292,8 +292,8 @@ async fn a_receipt_that_is_never_rung_is_made_good_by_the_poll() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// A commit whose result is unknown may have happened. Regression: no doorbell was rung then, so that the event waited for a poll
-/// if the caller found out by itself that the work was done.
+/// A commit whose result is unknown may have happened. Regression: no doorbell was rung then, so the event waited for a poll if the caller
+/// found out by itself that the work was done.
 #[tokio::test(start_paused = true)]
 async fn a_commit_with_an_unknown_result_wakes_the_notifier() {
     let store = Store::memory();
@@ -317,8 +317,8 @@ async fn a_commit_with_an_unknown_result_wakes_the_notifier() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// An import records many events at once. Regression: a backlog of more than 32 bits counted as damage, and no database of its
-/// partition was ever folded again.
+/// An import records many events at once. Regression: a backlog that exceeded 32 bits counted as damage, so no database of its partition
+/// was ever folded again.
 #[tokio::test(start_paused = true)]
 async fn a_backlog_of_billions_is_folded() {
     let store = Store::memory();
@@ -371,7 +371,7 @@ async fn the_longest_names_and_ids_fit() {
     let options = BusOptions::default().prefix(vec![b'p'; 256]);
     let bus = Bus::open(&store, options).await.unwrap();
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
-    // A zero byte takes two in a key.
+    // A zero byte takes two bytes in a key.
     let longest = "\0".repeat(DbName::LEN_MAX);
     let (database, id) = (db(&longest, 0), DdocId::new(&longest).unwrap());
     let producer = bus.producer();
@@ -443,8 +443,8 @@ async fn one_transaction_records_thousands_of_databases() {
     assert!(left.rows.is_empty());
 }
 
-/// Regression: the task that rings doorbells kept the store open until it was next scheduled, so that a folder could not be opened
-/// again right after everything was dropped.
+/// Regression: the task that rings doorbells kept the store open until it was next scheduled, so a folder could not be opened again right
+/// after everything was dropped.
 #[tokio::test]
 async fn a_folder_can_be_opened_again_once_the_bus_is_dropped() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
@@ -459,7 +459,7 @@ async fn a_folder_can_be_opened_again_once_the_bus_is_dropped() {
     }
 }
 
-/// Regression: more events at once than a lane can hold were stored, and no fold of the partition could read them.
+/// Regression: the producer stored more events at once than a lane can hold, so no fold of the partition could read them.
 #[tokio::test]
 async fn more_events_than_a_lane_holds_are_refused() {
     let store = Store::memory();

@@ -1,5 +1,5 @@
-//! The protocol for recorders without this crate: `docs/protocol-vectors.json` describes what a producer writes, and what the
-//! recorders under `clients/` make of the same events.
+//! The protocol for recorders without this crate: `docs/protocol-vectors.json` describes what a producer writes, and what the recorders
+//! under `clients/` write for the same events.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -78,7 +78,7 @@ async fn a_producer_writes_what_the_vectors_say() {
             .run(async |tx| tx.get(&bytes(&record["config_key"]), Isolation::Snapshot).await)
             .await
             .unwrap();
-        // A bus that has not moved has the incarnation 0.
+        // A bus that was never moved has the incarnation 0.
         assert_eq!(stored.unwrap()[..6], config[..6]);
 
         let slot = record["slot"].as_u64().unwrap();
@@ -103,7 +103,7 @@ async fn a_producer_writes_what_the_vectors_say() {
         assert_eq!(written.len(), wanted.len(), "{record}");
         for ((key, value), wanted) in written.iter().zip(&wanted) {
             let (wanted_key, operand) = (bytes(&wanted["key"]), bytes(&wanted["operand"]));
-            // With many slots one is drawn: only its number may differ.
+            // With many slots, one is drawn at random: only its number may differ.
             let fixed = if slot == 0 { wanted_key.len() } else { wanted_key.len() - 2 };
             assert_eq!(hex(&key[..fixed]), hex(&wanted_key[..fixed]), "{record}");
             match text(&wanted["op"]) {
@@ -116,13 +116,13 @@ async fn a_producer_writes_what_the_vectors_say() {
     }
 }
 
-/// A tuple of one small integer.
+/// Encodes a tuple of one small integer.
 fn integer(number: u8) -> Vec<u8> {
     if number == 0 { vec![0x14] } else { vec![0x15, number] }
 }
 
-/// Follows the feed by its bytes alone. Regression: the page named eight keys of a pulse that has long been one key, so that a reader
-/// in another language waited for keys that never changed.
+/// Follows the feed by its bytes alone. Regression: the page named eight keys for a pulse that had long been a single key, so a reader in
+/// another language waited for keys that never changed.
 #[tokio::test(start_paused = true)]
 async fn a_reader_finds_the_feed_where_the_page_says() {
     let prefix = b"layer";
@@ -184,7 +184,7 @@ async fn a_reader_finds_the_feed_where_the_page_says() {
     running.shutdown().await.unwrap();
 }
 
-/// The input lines of a recorder, and its expected answers.
+/// Returns the input lines for a recorder, and its expected answers.
 fn lines(vectors: &Value) -> (String, String) {
     let (mut asked, mut wanted) = (String::new(), String::new());
     for hash in vectors["hashes"].as_array().unwrap() {

@@ -50,7 +50,7 @@ async fn edit(store: &Store, changes: &Changes, db: &Db, id: &str, position: u64
     store.run(edit).await.unwrap();
 }
 
-/// A bus with a history: databases, one of them deleted, documents over several topologies, and unfolded events.
+/// Makes a bus with a history: databases, one of them deleted, documents over several topologies, and unfolded events.
 async fn history(store: &Store) -> Bus {
     let bus = wide_bus(store).await;
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
@@ -186,7 +186,7 @@ async fn stamps_of_producers_are_the_newest_also_after_a_move() {
     assert_eq!(row_with(&bus, &db("db", 1), [0, 0, 2, 0]).await.versionstamp, Some(later));
 }
 
-/// How many keys are under the prefix.
+/// Counts the keys under the prefix.
 async fn left(store: &Store) -> usize {
     let keys = KeyRange::new([PREFIX, &[0x14]].concat(), [PREFIX, &[0x16]].concat());
     let read = RangeRead::new(keys).limit(10_000);
@@ -224,7 +224,7 @@ async fn a_bad_export_is_refused_and_an_import_can_be_tried_again() {
     );
 }
 
-/// A bus that has adopted two rows of another layer.
+/// Makes a bus that has adopted two rows of another layer.
 async fn with_legacy(store: &Store) -> Bus {
     let bus = wide_bus(store).await;
     adopt(store, &bus).await;
@@ -244,7 +244,7 @@ async fn adopt(store: &Store, bus: &Bus) {
     bus.changes().adopt(&db("db5", 1), b"layer/changes", &ChangesOptions::default()).await.unwrap();
 }
 
-/// The ids of the documents, in order.
+/// Returns the ids of the documents, in order.
 async fn ids(bus: &Bus) -> Vec<String> {
     changes_of(bus, Cursor::BEGINNING).await.iter().map(|row| row.doc.id.to_string()).collect()
 }
@@ -254,8 +254,8 @@ async fn ids_if_any(bus: &Bus) -> Vec<String> {
     if bus.changes().feed(&db("db5", 1)).topology().await.is_ok() { ids(bus).await } else { Vec::new() }
 }
 
-/// Regression: rows of a legacy range were imported to their old place, outside the prefix. A later import read what a damaged one had left
-/// there, and an import into the store of a bus in use brought back its old rows.
+/// Regression: rows of a legacy range were imported to their old place, outside the prefix. So a later import read the remains of a damaged
+/// one there, and an import into the store of a bus in use brought back its old rows.
 #[tokio::test(start_paused = true)]
 async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
     let old = Store::memory();
@@ -272,14 +272,14 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
         store.run(edit).await.unwrap();
     };
     edit(&old, &bus).await;
-    // Into the same store as the bus in use.
+    // This imports into the same store as the bus in use.
     Bus::import(&old, b"copy", &mut &bytes[..]).await.unwrap();
     assert_eq!(ids(&bus).await, ["b", "a"]);
     let copy = Bus::open_existing(&old, b"copy").await.unwrap();
     assert_eq!(ids(&copy).await, ["a", "b"]);
     edit(&old, &copy).await;
     assert_eq!(ids(&copy).await, ["b", "a"], "they are found where they are now");
-    // And once more.
+    // The copy is exported and imported, too.
     let mut again = Vec::new();
     copy.export(&mut again, ExportOptions::default()).await.unwrap();
     let new = Store::memory();
@@ -303,7 +303,7 @@ async fn a_range_that_is_adopted_while_an_export_begins_comes_along_or_is_not_na
         let (bus, other) = (wide_bus(&faults.store()).await, wide_bus(&store).await);
         let (held, mut left) = (Arc::new(AtomicBool::new(true)), reads);
         let holds = Arc::clone(&held);
-        // The export waits before its read of this number, until the range is adopted.
+        // The export waits before the read with this number, until the range is adopted.
         faults.plan_reads(move |_| {
             let is_next = left == 0 && holds.load(Ordering::Relaxed);
             left -= i32::from(left > 0);
@@ -325,7 +325,7 @@ async fn a_range_that_is_adopted_while_an_export_begins_comes_along_or_is_not_na
     }
 }
 
-/// Regression: an import continued after another one had started over, and made a bus of the half that it had not yet written.
+/// Regression: an import continued after another one had started over, so it made a bus of the half that it had not yet written.
 #[tokio::test(start_paused = true)]
 async fn an_import_that_another_has_begun_again_fails() {
     let old = Store::memory();
@@ -358,7 +358,7 @@ async fn an_import_that_another_has_begun_again_fails() {
     assert_eq!(wide_bus(&new).await.changes().feed(&docs).pending(Cursor::BEGINNING).await.unwrap(), 20_000);
 }
 
-/// Writes an export, and does something in the middle of it.
+/// Reads from an export, and does something halfway.
 struct Halfway<'a, F> {
     bytes: &'a [u8],
     act: Option<F>,
@@ -379,7 +379,7 @@ impl<F: FnOnce()> std::io::Read for Halfway<'_, F> {
     }
 }
 
-/// Reads an export, and does something in the middle of it.
+/// Receives an export, and does something in the middle of it.
 struct Meanwhile<F>(Vec<u8>, Option<F>);
 
 impl<F: FnOnce()> std::io::Write for Meanwhile<F> {
@@ -453,7 +453,7 @@ async fn an_incarnation_is_raised_once() {
 
 /// Regression: a server that was started too early, while its bus was still being imported, made a bus of its own under the prefix. The
 /// import continued, wrote its rows and its configuration over that, and reported success; the server folded into partitions that no other
-/// process knew, and 62 of 64 events were never delivered.
+/// process knew, so 62 of 64 events were never delivered.
 #[tokio::test(start_paused = true)]
 async fn nobody_opens_a_bus_while_it_is_imported() {
     let old = Store::memory();
@@ -503,7 +503,7 @@ async fn what_an_import_leaves_whose_process_dies_keeps_others_out_and_a_repeate
     assert_eq!(rows(&bus).await.len(), expected);
 }
 
-/// Regression: an export succeeded while notifiers were running: what they folded afterwards was in both buses.
+/// Regression: an export succeeded while notifiers were running, so events that they folded afterwards were in both buses.
 #[tokio::test(start_paused = true)]
 async fn an_export_is_refused_beside_living_nodes_and_producers() {
     let store = Store::memory();
@@ -528,8 +528,8 @@ async fn an_export_is_refused_beside_living_nodes_and_producers() {
     assert!(matches!(refused, Err(Error::Invalid { what: "export", .. })), "{refused:?}");
 }
 
-/// Regression: a layer's rows were of incarnation 1, because its cluster had moved once, and the bus that adopted them was new. Later rows
-/// were placed before them, so that readers missed the later rows, and edits left the old rows behind.
+/// Regression: a new bus adopted rows of incarnation 1, from a layer whose cluster had moved once. Later rows were placed before them, so
+/// readers missed the later rows, and edits left the old rows behind.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_later_incarnation_are_not_adopted() {
     let store = Store::memory();
@@ -556,7 +556,7 @@ async fn rows_of_a_later_incarnation_are_not_adopted() {
     assert_eq!(ids(&bus).await, ["a"]);
 }
 
-/// Regression: a process that was forgotten when the store was restored elsewhere noticed that only with its next heartbeat. Until then
+/// Regression: a process that was forgotten when the store was restored elsewhere noticed that only with its next heartbeat, so until then
 /// it wrote rows of the old incarnation, which come before rows that readers have seen.
 #[tokio::test(start_paused = true)]
 async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() {
@@ -588,12 +588,12 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
     let row = row_with(&raised, &db("b", 1), [1, 0, 0, 0]).await;
     assert_eq!(row.sequence.incarnation(), Incarnation(1));
     notifier.shutdown().await.unwrap();
-    // The process has noticed.
+    // By now the forgotten process has noticed that.
     let ended = forgotten.shutdown().await;
     assert!(matches!(ended, Err(Error::BusGone { .. })), "{ended:?}");
 }
 
-/// Checkpoints and deferred ids move along: what was finished is not worked on again, and what was not is.
+/// Checkpoints and deferred ids are moved, too: finished work is not done again, and unfinished work is.
 #[tokio::test(start_paused = true)]
 async fn consumers_go_along_to_another_store() {
     let old = Store::memory();
@@ -629,7 +629,7 @@ async fn consumers_go_along_to_another_store() {
     let after: Arc<Mutex<Vec<String>>> = Arc::default();
     let consumer = run(&bus, &after).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
-    // What waited to be folded when it was moved.
+    // The events that waited to be folded when the bus was moved.
     row_with(&bus, &db("db5", 1), [1, 0, 39, 1]).await;
     let is_done = async || after.lock().unwrap().len() == 2;
     until("the deferred id and the new row are worked on", is_done).await;

@@ -1,4 +1,4 @@
-//! `examples/replay`, which is the main job of the bus: what comes out of a history, whatever the options, and what is refused.
+//! `examples/replay`, which is the main job of the bus: the outcome of a history, whatever the options, and what is refused.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,19 +21,19 @@ fn run(file: &str, options: &[&str]) -> Result<Value, String> {
     replayed.map_err(|error| error.to_string())
 }
 
-/// The report of a replay, whose outcome must be that of the history.
+/// Runs a replay, whose outcome must match the history. Returns its report.
 fn replayed(file: &str, options: &[&str]) -> Value {
     let report = run(file, options).unwrap_or_else(|error| panic!("{options:?}: {error}"));
     assert_eq!(report["differences"], json!([]), "{options:?}");
     report
 }
 
-/// Why a replay fails.
+/// Returns the error of a replay that must fail.
 fn refused(file: &str, options: &[&str]) -> String {
     run(file, options).unwrap_err()
 }
 
-/// A file in `folder` with this history.
+/// Writes this history to a file in `folder`, and returns its path.
 fn history(folder: &Path, text: impl AsRef<[u8]>) -> String {
     let path = folder.join("history.tsv");
     fs::write(&path, text).unwrap();
@@ -81,7 +81,7 @@ fn a_feed_that_is_resharded_meanwhile_comes_out_the_same() {
         &["--reshard-every", "100"][..],
         &["--reshard-every", "100", "--shards", "64", "--notifiers", "4"],
         &["--reshard-every", "100", "--store", &store, "--writers", "16"],
-        // The same folder again: it has a history, and the number of shards that the run before has left.
+        // The same folder again: it has a history, and the number of shards that the previous run left.
         &["--reshard-every", "100", "--store", &store, "--fold-interval-max", "0ms"],
     ] {
         let report = replayed(SAMPLE, options);
@@ -94,7 +94,7 @@ fn a_feed_that_is_resharded_meanwhile_comes_out_the_same() {
     });
     let counts: Vec<_> = topology.iter().map(|entry| entry.shards.len()).collect();
     assert_eq!(counts.len(), 1 + 2 * 37);
-    // 4, 8, 4, … 8 of the first run; then 16, 8, … 16.
+    // The first run has 4, 8, 4, … 8; the second one 16, 8, … 16.
     assert_eq!([counts[0], counts[1], counts[2], counts[37], counts[38], counts[39]], [4, 8, 4, 8, 16, 8]);
 }
 
@@ -180,7 +180,7 @@ fn bad_options_are_refused() {
     }
 }
 
-/// Regression: a database that was still alive from an earlier run made the one of this run, created and deleted at once, count as stale.
+/// Regression: a database from an earlier run still existed, so the one of this run, created and deleted at once, counted as stale.
 #[test]
 fn a_folder_of_another_history_can_be_replayed_into() {
     let folder = tempfile::tempdir().unwrap();

@@ -58,7 +58,7 @@ async fn dropping_it_stops_it_as_a_crash_would() {
     next.shutdown().await.unwrap();
 }
 
-/// Regression: programs ignored the request to terminate that every process supervisor sends.
+/// Regression: programs ignored the termination request that every process supervisor sends.
 #[cfg(all(unix, any(feature = "cli", feature = "http")))]
 #[tokio::test]
 async fn a_request_to_terminate_ends_it_in_order() {
@@ -93,7 +93,7 @@ async fn feeds_end_before_the_roles_do() {
     assert!(bus.nodes().await.unwrap()[0].roles.iter().any(|role| role.as_str() == "http"));
     let mut feed = tokio::net::TcpStream::connect(address).await.unwrap();
     feed.write_all(b"GET /_db_updates?feed=continuous HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
-    // The feed has begun once its headers are here.
+    // The feed has begun once its headers have arrived.
     assert_eq!(feed.read_u8().await.unwrap(), b'H');
     let (ended, read) = tokio::time::timeout(LIMIT, async {
         let mut rest = String::new();
@@ -135,7 +135,7 @@ async fn a_bus_has_no_events_but_those_of_its_users() {
     running.shutdown().await.unwrap();
 }
 
-/// Regression: an answer that a client had already was sent again after 75 s in which nothing had happened.
+/// Regression: an answer that a client already had was sent again after 75 s in which nothing had happened.
 #[cfg(feature = "http")]
 #[tokio::test(start_paused = true)]
 async fn tags_hold_while_nothing_happens() {

@@ -1,8 +1,8 @@
-//! `notibus serve` on a folder, killed under load and started again at once: it has lost nothing that it has acknowledged, and it
-//! delivers as soon as it says that it is ready.
+//! `notibus serve` on a folder, killed under load and started again at once: it loses nothing that it has acknowledged, and it delivers as
+//! soon as it says that it is ready.
 //!
-//! Regression: the next process waited for ten seconds, until the node of the killed one had expired. The time is printed, not
-//! asserted: it depends on the machine. `NOTIBUS_KILLS=20` sets the number of kills.
+//! Regression: the next process waited until the node of the killed one had expired, so it delivered nothing for 10 s. The time is printed,
+//! not asserted: it depends on the machine. `NOTIBUS_KILLS=20` sets the number of kills.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -24,10 +24,10 @@ use served::{LIMIT, Served};
 /// The default number of kills.
 const KILLS: u32 = 3;
 
-/// The number of databases for which events are posted at once, each by its own client.
+/// The number of databases for which events are posted concurrently, each by its own client.
 const CLIENTS: usize = 4;
 
-/// How many events each client has acknowledged before a kill, at least.
+/// The minimum number of acknowledged events of each client before a kill.
 const LOAD: u64 = 25;
 
 /// The posts of a client to its database.
@@ -37,7 +37,7 @@ struct Posted {
     unanswered: AtomicU64,
 }
 
-/// Posts an event of `db`; `None` if the answer has not come.
+/// Posts an event of `db`, and returns the answer; `None` if there was none.
 fn post(at: SocketAddr, db: &str, kind: &str) -> Option<String> {
     let body = format!(r#"[{{"db":"{db}","type":"{kind}"}}]"#);
     let mut socket = TcpStream::connect(at).ok()?;
@@ -50,7 +50,7 @@ fn post(at: SocketAddr, db: &str, kind: &str) -> Option<String> {
     answer.starts_with("HTTP/1.1 201 Created\r\n").then_some(answer)
 }
 
-/// Posts updates one after the other, until it is asked to stop.
+/// Posts updates one at a time, until `is_over`.
 fn load(at: SocketAddr, db: &str, posted: &Posted, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         let count = if post(at, db, "updated").is_some() { &posted.acknowledged } else { &posted.unanswered };
@@ -83,7 +83,7 @@ fn first_delivery(at: SocketAddr, db: &str) {
     assert!(lines.any(|line| line.unwrap().starts_with(&begin)), "the feed has ended");
 }
 
-/// The updates of each client's database that are stored.
+/// Returns the number of stored updates of each client's database.
 fn stored(folder: &Path) -> Vec<u64> {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -136,7 +136,7 @@ fn a_killed_server_has_lost_nothing_and_delivers_once_it_is_ready_again() {
                 assert!(began.elapsed() < LIMIT, "it takes no events: {posted:?}");
                 thread::sleep(Duration::from_millis(5));
             }
-            // This is SIGKILL.
+            // The drop sends SIGKILL.
             drop(served);
             is_over.store(true, Ordering::Relaxed);
         });

@@ -27,7 +27,7 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-/// Held by one test at a time, because they measure.
+/// Held by one test at a time, because the tests measure.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 #[derive(Debug, Clone, Copy)]
@@ -39,13 +39,13 @@ struct Size {
     ring_rows_max: usize,
     /// The number of idle subscribers that are far behind.
     resting: usize,
-    /// How many batches the measurement of latencies has.
+    /// The number of batches in the measurement of latencies.
     batches: usize,
-    /// Rounds of that measurement, half of them with a stalled subscriber.
+    /// The number of rounds of that measurement, half of them with a stalled subscriber.
     rounds: usize,
 }
 
-/// The size that the environment asks for.
+/// Returns the size that the environment asks for.
 fn size() -> Size {
     match std::env::var("NOTIBUS_STRESS").as_deref() {
         Ok("full") => Size {
@@ -69,10 +69,10 @@ fn size() -> Size {
     }
 }
 
-/// How many databases share the end of their name.
+/// The number of databases that share the end of their names.
 const GROUP: usize = 100;
 
-/// The database number `n`.
+/// Returns database number `n`.
 fn db(n: usize) -> Db {
     let name = format!("db{n:06}/g{:04}", n / GROUP).parse().unwrap();
     Db::new(name, DbInstance([7; 16]))
@@ -82,7 +82,7 @@ fn number(row: &Notification) -> usize {
     row.name.as_str()[2..8].parse().unwrap()
 }
 
-/// A hash of a number, such that no two small sets of numbers have the same combined hash by chance.
+/// Returns a hash of a number. No two small sets of numbers have the same combined hash by chance.
 fn hash(n: usize) -> u64 {
     let mut x = (n as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -93,7 +93,7 @@ fn hash(n: usize) -> u64 {
 /// The final states that a subscriber knows: how many, and which.
 #[derive(Debug, Default)]
 struct Known {
-    /// How many databases it knows in their final state.
+    /// How many databases the subscriber knows in their final state.
     count: AtomicUsize,
     /// The combined hashes of these databases.
     which: AtomicU64,
@@ -112,7 +112,7 @@ impl Known {
         }
     }
 
-    /// The known final states.
+    /// Returns the known final states.
     fn get(&self) -> (usize, u64) {
         (self.count.load(Ordering::Relaxed), self.which.load(Ordering::Relaxed))
     }
@@ -144,7 +144,7 @@ fn panicking(subscribe: Subscribe, known: Arc<Known>, finals: Arc<[u32]>) -> Cal
     subscribe.callback(policy, factory).unwrap()
 }
 
-/// The resident memory of this process, in MB.
+/// Returns the resident memory of this process, in MB.
 fn memory_mb() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -152,7 +152,7 @@ fn memory_mb() -> f64 {
     kb.unwrap_or(f64::NAN) / 1_024.0
 }
 
-/// A filter for subscriber `n`, and the databases that it wants.
+/// Returns a filter for subscriber `n`, and the databases that it wants.
 fn filter(random: &mut fastrand::Rng, n: usize, size: Size) -> (Filter, Range<usize>) {
     let place = random.usize(..size.dbs);
     let group = place / GROUP;
@@ -166,13 +166,13 @@ fn filter(random: &mut fastrand::Rng, n: usize, size: Size) -> (Filter, Range<us
     }
 }
 
-/// The expected state of the databases `range`: how many there are, and their combined hash.
+/// Returns the expected state of the databases in `range`: how many there are, and their combined hash.
 fn expected(range: Range<usize>, finals: &[u32]) -> (usize, u64) {
     let known = range.filter(|n| finals[*n] > 0);
     known.fold((0, 0), |(count, which), n| (count + 1, which ^ hash(n)))
 }
 
-/// Makes all subscribers. Returns those that have to survive.
+/// Makes all subscribers. Returns those that must survive.
 fn subscribe(
     dispatcher: &Dispatcher,
     random: &mut fastrand::Rng,
@@ -250,7 +250,7 @@ async fn produce(bus: &Bus, store: &Store, events: &[u32]) {
     }
 }
 
-/// The number of each database, as often as it has events: a few have many.
+/// Returns the number of each database as many times as it has events, and the totals at the end. A few databases have many events.
 fn events(random: &mut fastrand::Rng, size: Size) -> (Vec<u32>, Arc<[u32]>) {
     let mut finals = vec![0; size.dbs];
     let mut events = Vec::with_capacity(size.events);
@@ -405,7 +405,7 @@ async fn a_stalled_subscriber_does_not_slow_the_others() {
     );
 }
 
-/// The 99th percentile of the time from the publishing of a row to its delivery to each of 100 subscribers.
+/// Returns the 99th percentile of the time from the publishing of a row to its delivery to each of 100 subscribers.
 async fn latency(bus: &Bus, template: &Notification, batches: usize, stalls: bool) -> Duration {
     let fanout = bus.suspended_dispatcher(DispatcherOptions::default()).await.unwrap();
     let began = Instant::now();

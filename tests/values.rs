@@ -1,4 +1,4 @@
-//! Values that programs keep: names, instances, sequences, cursors and ranges, as bytes, text and JSON; and what errors say of themselves.
+//! Values that programs keep (names, instances, sequences, cursors and ranges) as bytes, text and JSON; and the properties of errors.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use notibus::{
 use proptest::{option, prelude::*};
 use serde::{Deserialize, Serialize};
 
-/// What a program has kept is what it reads again. Regression: ids could be written, but not read back.
+/// A program reads back exactly what it has kept. Regression: ids could be written, but not read back.
 #[test]
 fn what_is_kept_is_read_again() {
     fn check<T: Serialize + for<'de> Deserialize<'de> + PartialEq + fmt::Debug>(value: &T, text: &str) {
@@ -105,8 +105,8 @@ fn at(version: u64) -> Sequence {
     Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
 }
 
-/// The cursor of a reader in the middle of a reading, at `after`, whose last page was read at `readable`. It began with `known`, or with
-/// nothing at 1.
+/// Returns the cursor of a reader in the middle of a reading, at `after`, whose last page was read at `readable`. The reader began with
+/// `known`, or with nothing at 1.
 fn middle(after: u64, readable: u64, known: Option<Sequence>) -> Cursor {
     let first = known.map_or_else(|| format!("{}-0", at(1)), |known| known.to_string());
     format!("{}-{}-{first}", at(after), at(readable)).parse().unwrap()

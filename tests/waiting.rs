@@ -1,4 +1,4 @@
-//! What waiting costs, and what it does not delay: one poll serves all waiters for rows, whatever becomes of the hints. The clock is
+//! What waiting costs, and what it does not delay: one poll serves all waiters for rows, whatever happens to the hints. The clock is
 //! paused, so nothing here is timed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -29,15 +29,15 @@ use tokio::task::JoinSet;
 /// More watches than a test sets if useless ones are spaced.
 const WATCHES_MAX: u32 = 20_000;
 
-/// Counts what is done in this many seconds.
+/// Counts the operations within this many seconds.
 async fn counted(faults: &Faults, seconds: u64) -> OperationCounts {
     let before = faults.counts();
     tokio::time::sleep(Duration::from_secs(seconds)).await;
     faults.counts() - before
 }
 
-/// Bug: a watch that fired for nothing was set again at once, 66,000 times a second, and an error at setting one was tried again without end
-/// in the transaction that read the rows. Fix: useless hints are spaced, and no reader waits for a watch.
+/// Bug: a watch that fired for nothing was set again at once, 66,000 times a second, and setting a watch that could not be set was tried
+/// again without end in the transaction that read the rows. Fix: useless hints are spaced, and no reader waits for a watch.
 #[tokio::test(start_paused = true)]
 async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_second_and_delay_nothing() {
     for fault in [
@@ -67,7 +67,7 @@ async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_se
         println!("{fault:?}: {spent:?}");
         assert!(spent.transactions <= 60 * 10, "{fault:?}: {spent:?}");
 
-        // What another process records and folds is delivered by the poll.
+        // The poll delivers what another process records and folds.
         let poll = DispatcherOptions::default().poll_interval + NotifierOptions::default().poll_interval;
         for _ in 0..10 {
             let began = tokio::time::Instant::now();
@@ -101,11 +101,11 @@ async fn good_hints_are_not_spaced() {
 }
 
 /// An idle node makes two reads a second for everything that waits in it, one for events and one for rows, and three more to learn about
-/// the other nodes; it commits every two seconds.
+/// the other nodes; it commits every 2 s.
 #[tokio::test(start_paused = true)]
 async fn an_idle_node_makes_two_reads_a_second_for_all_who_wait() {
     const SECONDS: usize = 600;
-    // Families of counters, of pulses, and of rows with their topology, behind the prefix and the number.
+    // The families of counters, of pulses, and of rows with their topology; a family's number follows the default prefix and its type byte.
     let is_waiting = |key: &[u8]| key.get(8).is_some_and(|family| [1, 4, 7, 8, 15].contains(family));
     for consumers in [0, 50] {
         let faults = Faults::new(&Store::memory());
@@ -149,7 +149,7 @@ async fn documents(bus: &Bus, store: &Store, n: u64) -> Db {
     db
 }
 
-/// Edits a document of `db`. Nobody folds the event, so no notification says so.
+/// Edits a document of `db`. Nobody folds the event, so no notification reports the edit.
 async fn edit(bus: &Bus, db: &Db) {
     let changes = bus.changes();
     let edit = async |tx| {
@@ -160,8 +160,8 @@ async fn edit(bus: &Bus, db: &Db) {
     bus.run_exactly_once(None, edit).await.unwrap();
 }
 
-/// Bug: each feed of documents was polled individually, and less often the more feeds there were: with 200 feeds an edit without a
-/// notification waited for three hours. Fix: one poll looks at a page of feeds at a time.
+/// Bug: each feed of documents was polled individually, and less often the more feeds there were, so with 200 feeds an edit without a
+/// notification waited for three hours. Fix: one poll checks a page of feeds at a time.
 #[tokio::test(start_paused = true)]
 async fn an_edit_without_a_notification_is_found_in_a_minute_whatever_the_number_of_feeds() {
     let store = Store::memory();
@@ -197,7 +197,7 @@ async fn an_edit_without_a_notification_is_found_in_a_minute_whatever_the_number
     }
 }
 
-/// With 2,000 feeds a turn over all of them takes longer, and the rate of reads stays bounded.
+/// With 2,000 feeds a turn over all of them takes longer, but the rate of reads stays bounded.
 #[tokio::test(start_paused = true)]
 async fn two_thousand_feeds_of_documents_are_looked_at_in_turns_at_a_bounded_rate() {
     const FEEDS: u64 = 2_000;
@@ -219,7 +219,7 @@ async fn two_thousand_feeds_of_documents_are_looked_at_in_turns_at_a_bounded_rat
     tokio::time::sleep(turn * 2).await;
     let spent = counted(&faults, 600).await;
     println!("{spent:?}");
-    // A page of 16 feeds a second at two reads, and what the tail of the dispatcher polls.
+    // A page of 16 feeds a second at two reads each, and the polls of the dispatcher's tail.
     assert!((600 * 30..=600 * 38).contains(&spent.reads), "{spent:?}");
     for n in [5, 1_999] {
         edit(&editing, &dbs[n as usize]).await;
@@ -228,8 +228,8 @@ async fn two_thousand_feeds_of_documents_are_looked_at_in_turns_at_a_bounded_rat
     }
 }
 
-/// Regression: one task did all polls of a process. It belonged to the runtime in which the first poll began, and once that had ended, no
-/// waiter in another runtime was ever woken.
+/// Regression: one task did all polls of a process. It belonged to the runtime in which the first poll began, so once that runtime had
+/// ended, no waiter in another runtime was ever woken.
 #[test]
 fn a_tail_outlives_the_runtime_of_the_first() {
     let runtime =
@@ -272,8 +272,7 @@ fn a_tail_outlives_the_runtime_of_the_first() {
 }
 
 /// Regression: the watcher of a process had ended with its runtime, while a notifier of the process appended all the time. Tails were woken
-/// by these appends, so they believed that the watcher was alive. No other watcher was started, and appends by other processes went
-/// unnoticed.
+/// by these appends, so they believed that the watcher was alive, started no other one, and missed appends by other processes.
 #[test]
 fn appends_of_a_process_do_not_hide_that_its_watcher_has_ended() {
     let runtime =
@@ -374,7 +373,7 @@ async fn many_tails_cost_one_poll() {
     assert!(spent[1] <= spent[0] + 2, "{spent:?}");
 }
 
-/// A consumer that never polls for itself still costs and gets what the poll of the process finds.
+/// A consumer that never polls by itself still gets what the poll of the process finds.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_waits_for_the_poll_of_the_process() {
     let store = Store::memory();

@@ -1,5 +1,5 @@
-//! The wake protocol of the dispatcher, checked at small sizes. The model checker tries each interleaving of a tail, some subscribers and
-//! what ends them that the memory model allows, with at most three preemptions; for one subscriber and one batch, it tries every
+//! The wake protocol of the dispatcher, checked at small sizes. The model checker tries each interleaving that the memory model allows of a
+//! tail, some subscribers and what ends them, with at most three preemptions; for one subscriber and one batch, it tries every
 //! interleaving. No batch is lost or delivered twice, and no wake is lost: a subscriber that sleeps although something waits for it
 //! deadlocks, which the model checker reports.
 //!
@@ -101,18 +101,18 @@ impl WakeModel {
     }
 }
 
-/// The result of a subscriber.
+/// What a subscriber received.
 #[derive(Debug, PartialEq, Eq)]
 struct Received {
     batches: Vec<u64>,
     /// Whenever nothing waited for it, or it was behind: a position up to which it knew everything, and how many batches it had received
     /// by then.
     known: Vec<(u64, usize)>,
-    /// How often it was behind, and read the feed.
+    /// How many times the subscriber was behind, and read the feed.
     behind: usize,
 }
 
-/// Receives as `Reader` does, until `enough` batches have come or the subscriber is ended.
+/// Receives as `Reader` does, until `enough` batches have arrived or the subscriber is ended.
 async fn receive(
     fixture: &WakeModel,
     subscriber: &Arc<SubscriberState>,
@@ -148,7 +148,7 @@ async fn receive(
             let end = fixture.end.load(Ordering::Acquire);
             if !fixture.log.has_entries(batch_number) {
                 batch_number = batch_number.max(end);
-                // What it has read in the feed is not among the batches.
+                // Rows that the subscriber read in the feed are not among the batches.
                 if received.behind == 0 {
                     received.known.push((end, received.batches.len()));
                 }
@@ -185,8 +185,8 @@ fn check_known(received: &Received, matching: &[u64]) {
     }
 }
 
-/// Tries all interleavings of `model` with at most three needless preemptions of a thread. Bugs of such
-/// protocols appear with two, and all interleavings of three threads would take hours.
+/// Tries all interleavings of `model` with at most three needless preemptions of a thread. Bugs in such protocols appear with two, and all
+/// interleavings of three threads would take hours.
 fn check(model: impl Fn() + Sync + Send + 'static) {
     check_up_to(Some(3), model);
 }
@@ -221,7 +221,7 @@ fn one_that_was_taken_off_the_list_by_a_pruned_entry_knows_what_was_before_it() 
             fixture.put_last(2);
         });
         let subscriber = Arc::new(SubscriberState::default());
-        // Either it receives both, or it is behind and reads the first one in the feed.
+        // Either it receives both batches, or it is behind and reads the first one in the feed.
         let mut received = Received { batches: Vec::new(), known: Vec::new(), behind: 0 };
         let mut batch_number = 0;
         while received.batches.last() != Some(&2) {

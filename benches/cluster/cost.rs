@@ -23,7 +23,7 @@ use crate::{cluster::Cluster, databases, open};
 /// The servers add up their counters every 5 s.
 const SETTLED: Duration = Duration::from_secs(7);
 
-/// How long the idle cluster is watched.
+/// How long the idle cluster is observed.
 const REST: Duration = Duration::from_secs(20);
 
 const LONE: u64 = 200;
@@ -51,7 +51,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// Reads the counters for everything that was done until now.
+    /// Waits until the counters include everything that was done so far, and reads them.
     async fn read(cluster: &Cluster) -> Self {
         tokio::time::sleep(SETTLED).await;
         let status = block_in_place(|| cluster.cli("status json"));
@@ -60,7 +60,7 @@ impl Counts {
         Self { values: COUNTERS.map(value), at: Instant::now() }
     }
 
-    /// Returns what was counted since `before`.
+    /// Returns the counts since `before`, and the time since then, in seconds.
     fn since(&self, before: &Self) -> ([f64; 5], f64) {
         let mut counted = self.values;
         counted.iter_mut().zip(before.values).for_each(|(value, before)| *value -= before);
@@ -186,7 +186,7 @@ fn post(address: SocketAddr, kind: &str) {
     assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
 }
 
-/// Prints what was counted between `before` and `after` for each of `count`, minus what an idle cluster does.
+/// Prints the counts between `before` and `after`, without those of an idle cluster, divided by `count`.
 #[expect(clippy::cast_precision_loss, reason = "it counts a few thousands")]
 fn report(what: &str, after: &Counts, before: &Counts, idle: [f64; 5], count: u64) {
     let (mut counted, seconds) = after.since(before);

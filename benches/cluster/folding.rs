@@ -1,5 +1,5 @@
-//! What limits folding on a cluster of one process: what long names cost a producer and a fold, what several notifiers gain, and what is
-//! busy while they fold.
+//! What limits folding on a cluster of one process: the cost of long names, the gain from several notifiers, and which threads and servers
+//! are busy while they fold.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ pub async fn print(cluster: &Cluster, store: &Store) {
     }
 }
 
-/// Records an event of each database twice, and folds it with this many notifiers each time: without rows, then with earlier ones.
+/// Records an event of each database twice, and folds it with this many notifiers each time: first without rows, then with earlier ones.
 async fn case(cluster: &Cluster, store: &Store, len: usize, notifiers: usize) {
     let bus = open(store, "folding").await;
     let db = |n| {

@@ -1,4 +1,4 @@
-"""Measures, keeps what was measured in docs/figures/figures.json, and writes docs/figures.md and its plots from that."""
+"""Runs the measurements, keeps them in docs/figures/figures.json, and writes docs/figures.md and its plots from them."""
 
 import argparse
 import json

@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 REPLAY = TARGET / "release/examples/replay"
 
-# The file of the section `history`, which `--history` names.
+# The file for the section `history`, set by `--history`.
 HISTORY = None
 
-# Databases of the histories in `databases`, the size that others are compared with, and events per second of those in `load`.
+# The numbers of databases in the section `databases`, the one that others are compared with, and events per second in the section `load`.
 SIZES = [1_000, 10_000, 100_000, 500_000, 1_000_000]
 COMPARED_SIZE = 10_000
 RATES = [100, 500, 2_000, 5_000, 10_000, 20_000]
@@ -28,7 +28,7 @@ SECONDS = 5
 
 
 def run(*command, stdin=None, env=None):
-    """The standard output of a command that has to succeed."""
+    """Returns the standard output of a command, which must succeed."""
     done = subprocess.run(
         [str(part) for part in command], cwd=ROOT, stdin=stdin, stdout=subprocess.PIPE, text=True, check=True,
         env={**os.environ, **(env or {})},
@@ -45,7 +45,7 @@ def features():
 
 
 def build(sections):
-    """Builds all that is needed, so that no compiler runs beside a measurement."""
+    """Builds everything that is needed, so that no compiler runs during a measurement."""
     if sections:
         run("cargo", "build", "--release", "--locked", "--features", features(), "--bins", "--example", "replay")
     benches = [name for name in ("dispatch", "producer", "engine", "fold", "consumer", "feed") if name in sections]
@@ -57,7 +57,7 @@ def build(sections):
 
 
 def circumstances():
-    """When, of what and where something is measured, once the machine has come to rest."""
+    """Waits until the machine is idle. Returns the time, the commit, the load and the machine of a measurement."""
     for _ in range(10):
         if os.getloadavg()[0] < 1.5:
             break
@@ -72,7 +72,7 @@ def circumstances():
 
 
 def criterion(bench):
-    """Each case of a benchmark: nanoseconds of one iteration, and elements per second where it counts some."""
+    """Runs a benchmark. Returns for each case nanoseconds per iteration, and elements per second if it counts elements."""
     shutil.rmtree(TARGET / "criterion", ignore_errors=True)
     printed = run("cargo", "bench", "--locked", "--features", features(), "--bench", bench, "--", "--noplot")
     cases = {}
@@ -89,7 +89,7 @@ def criterion(bench):
 
 
 def history(databases, events):
-    """A history that creates databases and then records updates that go round them, as a file for `replay`."""
+    """Returns a file for `replay`, with a history that creates databases and then updates them in turn."""
     file = tempfile.TemporaryFile("w+")
     for n in range(databases):
         file.write(f"1\t{n}\tcreate\tdb-{n}\t\n")
@@ -100,7 +100,7 @@ def history(databases, events):
 
 
 def replay(store, file, *options):
-    """The report of `replay`, with the most memory that it has had."""
+    """Returns the report of `replay`, with its peak memory."""
     command = [str(part) for part in (REPLAY, "-", "--json", "--store", store, *options)]
     with subprocess.Popen(command, cwd=ROOT, stdin=file, stdout=subprocess.PIPE, text=True) as child:
         printed = child.stdout.read()
@@ -113,7 +113,7 @@ def replay(store, file, *options):
 
 @contextmanager
 def cluster():
-    """The store of a FoundationDB cluster of one process, with its data in memory and its log on disk."""
+    """Runs a FoundationDB cluster of one process, with its data in memory and its log on disk, and yields its store."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -139,7 +139,7 @@ def folder():
 
 
 def stores():
-    """Each kind of store that there is, with what opens an empty one."""
+    """Returns all kinds of stores, each with a function that opens an empty one."""
 
     @contextmanager
     def memory():
@@ -150,7 +150,7 @@ def stores():
 
 
 def load():
-    """Latency from commit to delivery at steady rates, on each kind of store."""
+    """Measures the latency from commit to delivery at steady rates, on each kind of store."""
     found = {}
     for kind, opened in stores().items():
         found[kind] = {}
@@ -165,13 +165,13 @@ def load():
 
 
 def figures_of(report):
-    """What is kept of a report of `replay`."""
+    """Returns the part of a report of `replay` that is kept."""
     kept = ("leases_lost", "nodes_dropped_out", "peak_memory_bytes")
     return {**report["latency_us"], "per_s": report["events_per_second"], **{name: report[name] for name in kept}}
 
 
 def databases():
-    """How fast the whole bus is over more and more databases, each created and then updated."""
+    """Measures how fast the whole bus is with more and more databases, each created and then updated."""
     found = {}
     for kind, opened in stores().items():
         sizes = found[kind] = {}
@@ -185,7 +185,7 @@ def databases():
 
 
 def real_history():
-    """Latency of a real history at 500 events a second with default options; on a cluster also without pauses between folds."""
+    """Measures the latency of a real history at 500 events a second; on a cluster, also without pauses between folds."""
     if HISTORY is None:
         return None
     found = {}
@@ -199,7 +199,7 @@ def real_history():
 
 
 def tests(*names, **env):
-    """What large tests print, without the lines of the test runner."""
+    """Runs large tests. Returns what they print, without the lines of the test runner."""
     lines = []
     for name in names:
         options = ["--nocapture", "--test-threads", "1"]

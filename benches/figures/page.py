@@ -1,4 +1,4 @@
-"""docs/figures.md and the line of a run in benches/HISTORY.md."""
+"""Writes docs/figures.md, and the line for a run in benches/HISTORY.md."""
 
 HEAD = """# Figures
 
@@ -35,7 +35,7 @@ PLOTS = {
 
 
 def number(value):
-    """Three digits, with a unit."""
+    """Formats a number with three digits and a unit."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {unit}" if value < 999.5 * size else f"{value / size:.0f} {unit}"
@@ -50,7 +50,7 @@ def duration(nanoseconds):
 
 
 def natural(name):
-    """Sorts numbers in names as numbers."""
+    """Returns a sort key that compares numbers in names as numbers."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.replace("/", " / ").split()]
 
 
@@ -71,7 +71,7 @@ def printed(data):
     return "```text\n" + "\n".join(data["lines"]) + "\n```\n\n" if data.get("lines") else ""
 
 
-# What a report has besides latencies: the title of the column, and how it is shown.
+# The figures of a report besides latencies: the title of the column, and the format.
 MORE = {
     "ratio": ("of that at 10,000", "{:.2f}".format),
     "leases_lost": ("leases lost", str),
@@ -114,7 +114,7 @@ def write(figures, file):
     file.write_text(HEAD + "".join(section(name, figures[name]) for name in ABOUT if name in figures).rstrip() + "\n")
 
 
-# The columns of HISTORY.md: a section and a case of it.
+# The columns of HISTORY.md: a section, and one of its cases.
 FOLLOWED = [
     ("dispatch", "batches/1000"),
     ("dispatch", "all/1000"),
@@ -127,7 +127,7 @@ FOLLOWED = [
 
 
 def remember(figures, file):
-    """Adds the line of a whole run."""
+    """Adds the line for a complete run."""
     first = figures["dispatch"]
     line = [first["at"], first["commit"], first["machine"]]
     for name, case in FOLLOWED:

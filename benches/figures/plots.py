@@ -1,4 +1,4 @@
-"""The plots of docs/figures.md, as SVG."""
+"""Draws the plots of docs/figures.md as SVG."""
 
 import matplotlib
 
@@ -14,7 +14,7 @@ pyplot.rcParams.update({
 
 
 def chart(file, title, across, up, lines):
-    """One chart with logarithmic axes, of lines of points by name."""
+    """Draws one chart with logarithmic axes; `lines` has the points of each line by its name."""
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         return
@@ -31,7 +31,7 @@ def chart(file, title, across, up, lines):
 
 
 def by_count(cases, kind, end=""):
-    """Elements per second by the number in the names of cases."""
+    """Returns elements per second, by the number in each case's name."""
     found = {}
     for name, case in cases.items():
         first, _, rest = name.partition("/")

@@ -1,5 +1,5 @@
-//! The whole bus, from the commit of an event to its delivery: many writers each record one event of many databases, as fast as the store
-//! allows, and one subscriber receives all of them.
+//! The whole bus, from the commit of an event to its delivery: many writers share the databases and record one event of each, as fast as
+//! the store allows; one subscriber receives all events.
 
 use std::{
     sync::{

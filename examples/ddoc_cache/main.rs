@@ -1,8 +1,8 @@
 //! A cache of design documents that the bus keeps up to date: it reads each document from the store once, and again after each change,
 //! while writers change the documents.
 //!
-//! Run it with `cargo run --release --example ddoc_cache`. It exits with 1 if a read returned an older document than a change that the
-//! cache had already reached.
+//! Run it with `cargo run --release --example ddoc_cache`. It exits with 1 if a read returned a document older than a change that the cache
+//! had already reached.
 
 mod cache;
 

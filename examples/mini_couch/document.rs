@@ -40,7 +40,7 @@ pub struct Document {
     pub edited: Sequence,
     /// The revision of the document.
     pub revision: Revision,
-    /// Whether it was deleted.
+    /// Whether the document is deleted.
     pub is_deleted: bool,
     /// The document as a JSON object, with `_id`, `_rev`, and `_deleted` if it is deleted.
     pub json: Vec<u8>,

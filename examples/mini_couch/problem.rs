@@ -34,7 +34,7 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// Makes the problem of a row that cannot be read because of `reason`.
+    /// Makes the problem for a row that cannot be read because of `reason`.
     pub fn corrupt(reason: impl Display) -> Self {
         Self::Corrupt(reason.to_string())
     }
@@ -43,7 +43,7 @@ impl Problem {
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         match error {
-            // The database was deleted meanwhile.
+            // The database was deleted in the meantime.
             Error::NoFeed { .. } => Self::NoDatabase,
             error => Self::Store(error),
         }

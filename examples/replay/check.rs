@@ -29,7 +29,7 @@ pub struct Subscriber {
 pub struct Received {
     /// The newest row of each name.
     newest: HashMap<DbName, Sequence>,
-    /// When each delivery arrived, the index of its database, and how many events of that database were delivered then.
+    /// When each delivery arrived, the index of its database, and the number of events in its row.
     pub deliveries: Vec<(Instant, usize, u64)>,
     /// Problems of the subscription, and rows that arrived out of order.
     faults: Vec<String>,
@@ -74,7 +74,7 @@ impl Subscriber {
         missing.or_else(|| received.faults.first().cloned()).map(|fault| format!("{}: {fault}", self.name))
     }
 
-    /// Returns the sorted times from the commits of events to their deliveries, in microseconds. `commits` are those of the transactions.
+    /// Returns the sorted times from the commits of events to their deliveries, in microseconds. `commits` has the commit times.
     pub fn latencies(&self, history: &History, commits: &[Option<Instant>]) -> Vec<u64> {
         let mut waiting = vec![VecDeque::new(); history.instances.len()];
         for (transaction, commit) in history.transactions.iter().zip(commits) {

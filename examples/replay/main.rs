@@ -222,7 +222,7 @@ async fn open_bus(options: &Options, store: &Store) -> Result<Bus> {
     .into())
 }
 
-/// Starts the notifiers, and waits until they own all partitions. Those of a process that was killed become free once it has expired.
+/// Starts the notifiers, and waits until they own all partitions. Those of a killed process become free once its node has expired.
 async fn start_notifiers(options: &Options, bus: &Bus) -> Result<Vec<Notifier>> {
     let mut notifiers: Vec<Notifier> = Vec::new();
     for _ in 0..options.notifiers {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What docs/http.md tells to type to try the example, in its order. The server at $1 runs already.
+# Runs the commands with which docs/http.md tries the example, in their order. The server at $1 is already running.
 set -euo pipefail
 shopt -s inherit_errexit
 at=${1#http://}
@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 cargo() { :; }
 curl() {
     case "$*" in
-    # It goes on for ever, and has shown what it has by then.
+    # This feed never ends, so it is cut off after 3 s. By then it has sent the existing rows.
     *feed=continuous*) command curl -sS --no-buffer -m 3 "${@//localhost:5984/$at}" || [ $? = 28 ] ;;
     *) command curl -sS --fail-with-body "${@//localhost:5984/$at}" ;;
     esac

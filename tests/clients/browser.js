@@ -1,7 +1,7 @@
-// A page of another origin in a real browser: PouchDB as its pages load it, and the browser's own EventSource.
+// A page of another origin in a real browser, which uses PouchDB as web pages load it, and the browser's own EventSource.
 //
-// The page comes from the socket that this process has for its standard input, whose origin the server knows. What has become of the
-// page it posts back to where it came from.
+// This process serves the page on the socket that it gets as standard input; the server knows this origin. The page posts its result back
+// to the same origin.
 
 const assert = require('node:assert/strict')
 const { spawn } = require('node:child_process')
@@ -11,16 +11,16 @@ const os = require('node:os')
 const path = require('node:path')
 const { run } = require('./seen')
 
-/** How long the page may take, in ms. */
+/** The time limit of the page, in ms. */
 const PATIENCE = 100_000
 
-/** What the page does; it runs in the browser, and uses nothing from here. */
+/** The script of the page. It runs in the browser, and uses nothing else from this file. */
 async function scenario (url) {
   const check = (actual, expected) => {
     const [found, wanted] = [actual, expected].map(value => JSON.stringify(value))
     if (found !== wanted) throw new Error(`${found} is not ${wanted}`)
   }
-  /** Rows as they come. */
+  /** A queue of rows. */
   const queue = () => {
     const [rows, waiting] = [[], []]
     return {
@@ -58,7 +58,7 @@ async function scenario (url) {
   check([types[0], types.slice(1, -1).every(type => type === 'updated')], ['created', true])
   source.close()
 
-  // The browser shows pages what the server names, and asks first for what is not simple.
+  // A page sees only the headers that the server exposes, and the browser sends a preflight before a request that is not simple.
   const answer = await fetch(`${url}/_db_updates`, { headers: { 'If-None-Match': 'x', Accept: 'application/json' } })
   check([answer.status, answer.headers.get('etag') !== null], [200, true])
 }
@@ -98,7 +98,7 @@ run(async url => {
     browser?.removeAllListeners('exit')
     if (browser?.exitCode === null) {
       const ended = new Promise(resolve => browser.on('exit', resolve))
-      // Its helpers as well: they would go on writing to the profile.
+      // This kills the helper processes as well: they would continue to write to the profile.
       process.kill(-browser.pid, 'SIGKILL')
       await ended
     }

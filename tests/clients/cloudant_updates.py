@@ -9,7 +9,7 @@ from seen import Seen
 
 
 def continuous(url, since, limit):
-    """Puts the rows of a continuous feed into what it returns, until `limit` have come."""
+    """Returns a `Seen` that gets the rows of a continuous feed, at most `limit` of them."""
     seen = Seen()
     client = Cloudant(None, None, admin_party=True, url=url, connect=True)
 
@@ -26,7 +26,7 @@ def continuous(url, since, limit):
 
 
 def longpoll(client, **options):
-    """The rows of one long poll, and where it ended."""
+    """Returns the rows of one long poll, and the position at which it ended."""
     feed = client.db_updates(feed="longpoll", **options)
     rows = [(row["db_name"], row["type"]) for row in feed if row is not None]
     return rows, feed.last_seq
@@ -52,7 +52,7 @@ def main(url):
     seen.next(last_seq=last["seq"])
     seen.end()
 
-    # A long poll tells at once what there is, each database once, and otherwise waits.
+    # A long poll answers at once if there is news, with each database once, and otherwise waits.
     rows, last_seq = longpoll(client, since=start.last_seq)
     assert rows == [("two", "created"), ("one", "deleted")], rows
     assert last_seq == last["seq"]
@@ -63,7 +63,7 @@ def main(url):
     client.create_database("three")
     assert waiting.take() == [("three", "created")]
 
-    # The client for CouchDB itself cannot name a position, and asks for heartbeats.
+    # The class `CouchDB` cannot name a position, and asks for heartbeats.
     couch = CouchDB(None, None, admin_party=True, url=url, connect=True)
     rows, _ = longpoll(couch)
     assert rows == [("two", "created"), ("one", "deleted"), ("three", "created")], rows

@@ -1,10 +1,10 @@
-// eventsource: the browser's interface, which comes again by itself with the `Last-Event-ID` where a connection ends.
+// eventsource: the browser's interface, which reconnects by itself with the `Last-Event-ID` when a connection ends.
 
 const assert = require('node:assert/strict')
 const { EventSource } = require('eventsource')
 const { Seen, run } = require('./seen')
 
-/** Follows `_db_updates`; each row with the `id` of its event. */
+/** Follows `_db_updates`; each row gets the `id` of its event. */
 function follow (url, query) {
   const seen = new Seen()
   const source = new EventSource(`${url}/_db_updates?feed=eventsource&${query}`)
@@ -18,7 +18,7 @@ run(async url => {
     if (!answer.ok) throw new Error(`${method} ${path}: ${answer.status}`)
   }
   const live = follow(url, 'since=now&heartbeat=100')
-  // After three rows its connection ends, and it comes again.
+  // After three rows the connection ends, and the client reconnects.
   const cut = follow(url, 'since=0&limit=3&heartbeat=100')
   await new Promise((resolve, reject) => {
     live.source.onopen = resolve

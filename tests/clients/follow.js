@@ -1,10 +1,10 @@
-// follow, and cloudant-follow, which grew out of it: they follow a database and all databases, and come again by themselves where an
-// answer ends.
+// follow, and cloudant-follow, which grew out of it: they follow a database and all databases, and send the next request by themselves when
+// an answer ends.
 
 const assert = require('node:assert/strict')
 const { Seen, run } = require('./seen')
 
-/** Follows; each change is a row of what was seen. */
+/** Follows a feed; each change becomes a row in `seen`. */
 function follow (Feed, options) {
   const seen = new Seen()
   const feed = new Feed({ heartbeat: 10_000, ...options })
@@ -24,7 +24,7 @@ async function scenario (url, Feed, name) {
   const { rev } = await ask('PUT', `${name}/a`, { color: 'red' })
   const feeds = [
     follow(Feed, { db: `${url}/${name}`, since: 0, include_docs: true }),
-    // Each row ends an answer, and the next one is asked for from there.
+    // Each answer ends after one row, and the next request starts from there.
     follow(Feed, { db: `${url}/${name}`, since: 0, feed: 'longpoll', limit: 1 })
   ]
   const each = async expected => {
@@ -40,7 +40,7 @@ async function scenario (url, Feed, name) {
     seen.end()
   }
 
-  // It says nothing of where to begin, so it gets all databases first.
+  // This request names no position, so it gets all databases first.
   const all = follow(Feed, { db: `${url}/_db_updates` })
   const of = async type => {
     for (;;) {

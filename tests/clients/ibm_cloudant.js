@@ -1,13 +1,13 @@
-// IBM's client: a ChangesFollower that reads everything and ends, which needs `pending` to come down to 0, and one that listens.
+// IBM's client: a ChangesFollower that reads everything and ends, which needs `pending` to reach 0, and one that listens.
 
 const assert = require('node:assert/strict')
 const { BasicAuthenticator, CloudantV1, ChangesFollower } = require('@ibm-cloud/cloudant')
 const { Seen, run } = require('./seen')
 
-/** So large that the documents are read in more than one request. */
+/** A text so large that it takes more than one request to read the documents. */
 const TEXT = 'x'.repeat(90_000)
 
-/** All rows of a follower that ends by itself, and what it was delivered to be pending in each of its requests. */
+/** Returns all rows of a follower that ends by itself, and the value of `pending` in each answer. */
 async function readAll (service, params) {
   const rows = []
   const pending = []
@@ -36,7 +36,7 @@ run(async url => {
   const docs = ids.map(_id => ({ _id, text: TEXT }))
   const written = (await service.postBulkDocs({ db, bulkDocs: { docs } })).result
   assert.ok(written.every(row => row.ok))
-  // It asks for so many documents at once as come to 5 MB, by the sizes that the database tells.
+  // The client asks for as many documents at once as amount to 5 MB, by the sizes that the database reports.
   const { rows, pending } = await readAll(service, { db, includeDocs: true })
   assert.deepEqual(rows.map(row => row.id), ids)
   assert.ok(rows.every(row => row.doc.text === TEXT))
@@ -55,7 +55,7 @@ run(async url => {
   follower.stop()
   live.end()
 
-  // The last edits may be delivered with the creation, or by themselves.
+  // The last edits may be delivered with the creation, or separately.
   const delivered = []
   let since = start.lastSeq
   const updates = async type => {

@@ -1,7 +1,7 @@
-// The live page in a real browser, which takes its commands through a pipe. What the script says on standard output, a word a line, the
-// test acts upon: "seen" (all is shown: let the notifier die) and "red" (the page says so: start another one).
+// The live page in a real browser, which takes its commands through a pipe. The script prints a word per line, on which the test acts:
+// "seen" (the page shows everything: let the notifier die) and "red" (the page has turned red: start another notifier).
 //
-// With NOTIBUS_SCREENSHOTS, a folder, it leaves pictures of the page there, those of docs/.
+// If NOTIBUS_SCREENSHOTS names a folder, the script saves the pictures of the page for docs/ there.
 
 const assert = require('node:assert/strict')
 const { spawn } = require('node:child_process')
@@ -9,10 +9,10 @@ const fs = require('node:fs')
 const os = require('node:os')
 const path = require('node:path')
 
-/** How long all of it may take, in ms. */
+/** The time limit of the whole script, in ms. */
 const PATIENCE = process.env.NOTIBUS_SCREENSHOTS ? 200_000 : 90_000
 
-/** A browser without a window, and how it takes commands. */
+/** A headless browser that takes commands through a pipe. */
 class Browser {
   constructor (profile) {
     const flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--no-first-run', '--hide-scrollbars']
@@ -53,19 +53,19 @@ class Browser {
     await this.tell('Network.enable')
     await this.tell('Emulation.setDeviceMetricsOverride', { width: 1200, height: 760, deviceScaleFactor: 1, mobile: false })
     await this.tell('Page.navigate', { url })
-    // Until it is there, what is asked is asked of the page before, or of half of it.
+    // Until the new page is loaded, an expression would run in the previous page, or in an incomplete one.
     const isThere = 'document.readyState === "complete" && document.getElementById("feed") !== null'
     while (!await this.ask(isThere).catch(() => false)) await new Promise(resolve => setTimeout(resolve, 50))
   }
 
-  /** What an expression of the page comes to. */
+  /** Returns the value of an expression in the page. */
   async ask (expression) {
     const { result, exceptionDetails } = await this.tell('Runtime.evaluate', { expression, awaitPromise: true, returnByValue: true })
     assert.equal(exceptionDetails, undefined, expression)
     return result.value
   }
 
-  /** Waits until an expression of the page is true. */
+  /** Waits until an expression in the page is true. */
   async until (expression) {
     while (!await this.ask(expression)) await new Promise(resolve => setTimeout(resolve, 50))
   }
@@ -81,7 +81,7 @@ class Browser {
   }
 }
 
-/** Whether anything is drawn in the colour of events: how many pixels of the plot. */
+/** An expression for the number of pixels that are drawn in the plot. */
 const DRAWN = `(() => {
   const plot = document.getElementById("plot"), { data } = plot.getContext("2d").getImageData(0, 0, plot.width, plot.height)
   let drawn = 0
@@ -99,14 +99,14 @@ async function watch (url, browser) {
   await browser.open(`${url}/_notibus/`)
   await browser.until(`${STATE}.className === "good" && ${STATE}.textContent === "ready"`)
   await browser.until('document.getElementById("feed").textContent === "following"')
-  // Two rates make a line. What is recorded between them has to be in it.
+  // The plot needs two rates for a line. Events that are recorded from now on must appear in it.
   await browser.until('points.length > 1')
   const names = ['shop/orders', 'shop/carts', 'people', '_replicator', 'logs/2026', '<b>bold</b>']
   await record(names.map(db => ({ db, type: 'created' })))
   const shown = name => `[...document.querySelectorAll("#rows tr")].some(tr => tr.children[1].textContent === ${JSON.stringify(name)})`
   for (const name of names) await browser.until(shown(name))
   assert.equal(await browser.ask('document.querySelector("#rows b") === null'), true, 'names are text')
-  // Enough of it to be a picture.
+  // Records enough events for a picture.
   const busy = setInterval(() => {
     const events = Array.from({ length: 1 + Math.floor(Math.random() * 8) }, (_, n) => ({ db: names[n % 5], type: 'updated' }))
     record(events).catch(() => {})
@@ -123,7 +123,7 @@ async function watch (url, browser) {
   assert.equal(await browser.ask('document.body.textContent.includes("NaN")'), false, 'each number is one')
   clearInterval(busy)
 
-  // By the keyboard alone: the filter is the first thing that takes the focus.
+  // With the keyboard alone: text that is typed into the focused filter hides all other rows.
   await browser.ask('document.getElementById("filter").focus()')
   await browser.tell('Input.insertText', { text: 'people' })
   assert.equal(await browser.ask('[...document.querySelectorAll("#rows tr")].every(tr => tr.hidden === (tr.dataset.name !== "people"))'), true)
@@ -151,7 +151,7 @@ async function watch (url, browser) {
     await Promise.race([watch(process.argv[2], browser), late])
   } finally {
     if (browser.process.exitCode === null) {
-      // Its helpers as well: they would go on writing to the profile.
+      // This kills the helper processes as well: they would continue to write to the profile.
       process.kill(-browser.process.pid, 'SIGKILL')
       await browser.ended
     }

@@ -1,4 +1,4 @@
-//! The live page in a real browser: it shows what is recorded, as it comes, and turns red when no notifier is running.
+//! The live page in a real browser: it shows events as they are recorded, and turns red when no notifier is running.
 
 use std::{
     io::{BufRead, BufReader},
@@ -17,7 +17,7 @@ use notibus::{
 
 use crate::{SCRIPT_LIMIT, browser, end_of};
 
-/// The trial. It needs Node to drive the browser, and none of its packages.
+/// Makes the trial, which needs Node to drive the browser, but no packages.
 pub fn trial() -> Trial {
     let browser = browser();
     let has_node = Command::new("node").arg("--version").stdout(Stdio::null()).status().is_ok();
@@ -36,7 +36,7 @@ pub fn trial() -> Trial {
     trial.with_ignored_flag(is_ignored)
 }
 
-/// Serves a page, whose notifier dies once the page has shown everything, and comes back once the page has turned red.
+/// Serves a page. The notifier dies once the page has shown everything, and another one starts once the page has turned red.
 async fn watch(browser: &Path) {
     let bus = Bus::open(&Store::memory(), BusOptions::default()).await.unwrap();
     let running = bus.start(StartOptions::default().notifier(None)).await.unwrap();

@@ -1,9 +1,9 @@
-//! Existing clients of CouchDB against `examples/mini_couch`: each creates, updates and deletes databases and
-//! documents, and has to see exactly that in the feeds. Those that follow `_db_updates` do so on `notibus serve`, too.
+//! Existing clients of CouchDB against `examples/mini_couch`: each creates, updates and deletes databases and documents, and must see
+//! exactly these changes in the feeds. Those that follow `_db_updates` do so on `notibus serve`, too.
 //!
-//! Each trial is a script beside this file, in the language of its client; one enters what docs/http.md says. Each runs on a server of its
-//! own: this program, run again as the example's `main`, so that the server is never an outdated build. The clients are installed by
-//! `tests/clients/install`; where they are not, their trials are shown as ignored, not as passed.
+//! Each trial is a script beside this file, in the language of its client; one runs the commands in docs/http.md. Each runs on a server of
+//! its own: this program, run again as the example's `main`, so that the server is never an outdated build. The clients are installed by
+//! `tests/clients/install`; if they are missing, their trials are shown as ignored, not as passed.
 
 #![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
 
@@ -25,7 +25,7 @@ mod live_page;
 #[path = "../../examples/mini_couch/main.rs"]
 mod mini_couch;
 
-/// Set in the process that has to be the server.
+/// Set in the process that runs as the server.
 const SERVE: &str = "NOTIBUS_SERVE_MINI_COUCH";
 
 /// How long a script may run.
@@ -76,12 +76,12 @@ fn main() -> ExitCode {
 /// Runs scripts of one kind.
 struct Runtime {
     command: PathBuf,
-    /// Whether its clients are installed.
+    /// Whether the clients for this runtime are installed.
     is_installed: bool,
 }
 
 impl Runtime {
-    /// The runtime `command` of the clients that are installed from `origin`; they are installed if `witness` exists.
+    /// Makes the runtime `command` for the clients from `origin`, which count as installed if `witness` exists.
     fn new(origin: &str, command: &str, witness: &str) -> Self {
         let installed = clients();
         let is_installed =
@@ -104,7 +104,7 @@ impl Runtime {
         trial.with_ignored_flag(!self.is_installed)
     }
 
-    /// The trial that runs `script` on `notibus serve`, where anna is the admin.
+    /// Makes the trial that runs `script` on `notibus serve`, where anna is the admin.
     fn trial_on_serve(&self, script: &'static str) -> Trial {
         let (command, notibus) = (self.command.clone(), option_env!("CARGO_BIN_EXE_notibus"));
         if notibus.is_none() {
@@ -119,7 +119,7 @@ impl Runtime {
         trial.with_ignored_flag(!self.is_installed || notibus.is_none())
     }
 
-    /// The trial that runs `script`, which shows a page of another origin in a browser.
+    /// Makes the trial that runs `script`, which shows a page of another origin in a browser.
     fn trial_in_browser(&self, script: &'static str) -> Trial {
         let (command, browser) = (self.command.clone(), browser());
         if browser.is_none() {
@@ -129,7 +129,7 @@ impl Runtime {
         }
         let is_ignored = !self.is_installed || browser.is_none();
         let trial = Trial::test(script, move || {
-            // The page's origin has to be known before the server starts, so the port is reserved until the page is served.
+            // The page's origin must be known before the server starts, so the port is reserved until the page is served.
             let page = TcpListener::bind("127.0.0.1:0").unwrap();
             let origin = format!("http://{}", page.local_addr().unwrap());
             let mut command = Command::new(command);
@@ -142,7 +142,7 @@ impl Runtime {
     }
 }
 
-/// A headless browser, if there is one.
+/// Finds a headless browser, if one is installed.
 fn browser() -> Option<PathBuf> {
     let set = std::env::var_os("NOTIBUS_BROWSER").map(PathBuf::from);
     let folders = std::env::var_os("PATH").unwrap_or_default();
@@ -153,7 +153,7 @@ fn browser() -> Option<PathBuf> {
     set.or(found)
 }
 
-/// The folder of the installed clients.
+/// Returns the folder of the installed clients.
 fn clients() -> PathBuf {
     let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
     temporary.parent().expect("it lies in the target folder").join("clients")
@@ -205,12 +205,12 @@ const SECRET: &str = "0123456789abcdef0123456789abcdef";
 /// A server, in memory. Dropping it kills it.
 struct Server {
     process: Child,
-    /// Where it listens.
+    /// The address on which the server listens.
     address: String,
 }
 
 impl Server {
-    /// Starts the example on a free port. With accounts it has anna with [`SECRET`]. Pages of `origin` may use it.
+    /// Starts the example on a free port. If it `has_accounts`, there is a user anna with [`SECRET`]. Pages of `origin` may use the server.
     fn mini_couch(has_accounts: bool, origin: Option<&str>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         if has_accounts {
@@ -223,7 +223,7 @@ impl Server {
         Self::start(command)
     }
 
-    /// Starts the command `notibus serve` on a free port. It has the admin anna with [`SECRET`].
+    /// Starts the command `notibus serve` on a free port. Its admin is anna with [`SECRET`].
     fn notibus(notibus: &str) -> Self {
         let mut command = Command::new(notibus);
         command.args(["serve", "--store", "memory", "--listen", "127.0.0.1:0"]);

@@ -6,7 +6,7 @@ const { createInterface } = require('node:readline')
 const nano = require('nano')
 const { Seen, poll, run } = require('./seen')
 
-/** One continuous feed, of `limit` rows. */
+/** Follows one continuous feed of `limit` rows. */
 function stream (couch, since, limit) {
   const seen = new Seen()
   const qs = { feed: 'continuous', since, limit, heartbeat: 100 }
@@ -21,7 +21,7 @@ async function databases (couch) {
   assert.deepEqual(start.results, [])
   const polled = poll(couch, start.last_seq)
   const streamed = stream(couch, start.last_seq, 5)
-  // Each step waits until both have seen it, so that nothing is delivered as one.
+  // Each step waits until both readers have seen it, so that no two events are delivered as one.
   const both = async (type, name) => {
     const row = await polled.seen.next({ db_name: name, type })
     await streamed.seen.next(row)
@@ -45,7 +45,7 @@ async function databases (couch) {
   polled.seen.end()
   streamed.seen.end()
 
-  // Who comes late is delivered of each database, and type of event, once.
+  // A late reader receives each database and type of event once.
   const late = await couch.updates({ since: start.last_seq })
   const delivered = late.results.map(row => [row.db_name, row.type])
   assert.deepEqual(delivered, [['one', 'deleted'], ['two/part', 'created'], ['two/part', 'updated']])
@@ -76,7 +76,7 @@ async function documents (couch) {
   reader.stop()
   live.end()
 
-  // All of it at once, as pages and as a stream.
+  // Reads everything from the start, as pages and as a stream.
   const ids = ['_design/views', 'x']
   for (const read of [{ since: '0', timeout: 100, batchSize: 1 }, null]) {
     const reader = couch.use('docs').changesReader

@@ -4,7 +4,7 @@ const assert = require('node:assert/strict')
 const PouchDB = require('pouchdb-core').plugin(require('pouchdb-adapter-http'))
 const { Seen, run } = require('./seen')
 
-/** Live changes, each of which is a row of what was seen. */
+/** Follows live changes; each change becomes a row in `seen`. */
 function follow (db, options) {
   const seen = new Seen()
   const feed = db.changes({ live: true, include_docs: true, heartbeat: 100, ...options })
@@ -20,7 +20,7 @@ run(async url => {
 
   const fromZero = follow(db, { since: 0 })
   await fromZero.seen.next({ id: 'ada', changes: [{ rev: ada.rev }] })
-  // To PouchDB, now is where `info` says that the database is, so nothing may be edited before.
+  // For PouchDB, "now" is the position that `info` returns, so nothing may be edited before that call.
   const { info } = db
   const asked = new Promise(resolve => {
     db.info = () => info.call(db).finally(resolve)
@@ -52,13 +52,13 @@ run(async url => {
     seen.end()
   }
 
-  // Each document once, in pages of one.
+  // Reads each document once, in pages of one row.
   const all = await db.changes({ since: 0, batch_size: 1 })
   assert.deepEqual(all.results.map(row => row.id), ['alan', posted.id, '_design/views', 'ada'])
   const some = await db.allDocs({ keys: ['alan', 'nobody', 'ada'] })
   assert.deepEqual(some.rows.map(row => row.error ?? row.value.deleted ?? row.id), ['alan', 'not_found', true])
 
-  // A follower learns that its database is gone, if it was not PouchDB itself that deleted it.
+  // A follower learns that its database is gone, unless PouchDB itself deleted it.
   const last = follow(db, { since: all.last_seq })
   assert.equal((await fetch(`${url}/people%2Fall`, { method: 'DELETE' })).status, 200)
   const { error } = await last.seen.next({})

@@ -11,7 +11,7 @@ from seen import Seen
 
 
 class Reader(BaseFeedReader):
-    """Passes on what the feed tells."""
+    """Passes on the rows of the feed."""
 
     def __init__(self, seen):
         self.seen = seen
@@ -21,7 +21,7 @@ class Reader(BaseFeedReader):
 
 
 def follow(url, **options):
-    """Puts the rows of a feed into what it returns."""
+    """Returns a `Seen` that gets the rows of a feed."""
     seen = Seen()
     feed = lambda: pycouchdb.Server(url).changes_feed(Reader(seen), **options)
     threading.Thread(target=feed, daemon=True).start()
@@ -57,7 +57,7 @@ def main(url):
     except NotFound:
         pass
 
-    # A design document is an update only to those who ask for it.
+    # Only clients that ask for updates of design documents get them as such.
     views = server.create("views")
     delivered = follow(url, limit=1, since=last["seq"], types="ddoc_updated", heartbeat=100)
     views.save({"_id": "_design/views", "views": {}})

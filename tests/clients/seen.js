@@ -1,8 +1,8 @@
-// What a client has seen, to be compared with what was done: rows wait here until the script asks for them.
+// The rows that a client has seen. They wait here until the script compares them with what was done.
 
 const assert = require('node:assert/strict')
 
-/** How long a row may take, in ms. */
+/** The time limit for a row, in ms. */
 const PATIENCE = 30_000
 
 class Seen {
@@ -21,14 +21,14 @@ class Seen {
     }
   }
 
-  /** The next row, which must be like `expected`. */
+  /** Returns the next row, which must match `expected`. */
   async next (expected) {
     const row = this.rows.shift() ?? await this.wait(expected)
     for (const [key, value] of Object.entries(expected)) assert.deepEqual(row[key], value, JSON.stringify(row))
     return row
   }
 
-  /** Nothing came besides what was asked for. */
+  /** Fails if there are further rows. */
   end () {
     assert.deepEqual(this.rows, [])
   }
@@ -45,7 +45,7 @@ class Seen {
   }
 }
 
-/** Long polls of nano, until it is ended. */
+/** Sends long polls with nano until `end` is called. */
 function poll (couch, since) {
   const seen = new Seen()
   const stop = new AbortController()

@@ -1,4 +1,4 @@
-"""What a client has seen, to be compared with what was done: rows wait here until the script asks for them."""
+"""The rows that a client has seen. They wait here until the script compares them with what was done."""
 
 import queue
 
@@ -7,7 +7,7 @@ PATIENCE = 30
 
 
 class Seen:
-    """Rows in the order in which they came."""
+    """Rows in the order in which they arrived."""
 
     def __init__(self):
         self._rows = queue.Queue()
@@ -16,15 +16,15 @@ class Seen:
         self._rows.put(row)
 
     def take(self):
-        """The next row."""
+        """Returns the next row."""
         return self._rows.get(timeout=PATIENCE)
 
     def next(self, **expected):
-        """The next row, which must be like `expected`."""
+        """Returns the next row, which must match `expected`."""
         row = self.take()
         assert {key: row.get(key) for key in expected} == expected, (row, expected)
         return row
 
     def end(self):
-        """Nothing came besides what was asked for."""
+        """Fails if there are further rows."""
         assert self._rows.empty(), self._rows.get()

@@ -1,4 +1,4 @@
-// Each client that follows `_db_updates`, on `notibus serve` with a file of secrets: nano by its cookie, the others by basic authentication.
+// Each client that follows `_db_updates`, on `notibus serve` with a file of secrets: nano with its cookie, the others with Basic.
 
 const assert = require('node:assert/strict')
 const { once } = require('node:events')
@@ -12,7 +12,7 @@ const NAME = 'anna'
 const SECRET = process.env.NOTIBUS_SECRET
 const AUTHORIZATION = `Basic ${Buffer.from(`${NAME}:${SECRET}`).toString('base64')}`
 
-/** A continuous feed of nano, of `limit` rows. */
+/** Follows a continuous feed of `limit` rows with nano. */
 function stream (couch, since, limit) {
   const seen = new Seen()
   const qs = { feed: 'continuous', since, limit, heartbeat: 100 }
@@ -22,7 +22,7 @@ function stream (couch, since, limit) {
   return { seen, end: () => done }
 }
 
-/** What follow and cloudant-follow see. */
+/** Follows with follow or cloudant-follow. */
 function follow (name, url) {
   const seen = new Seen()
   const { Feed } = require(name)
@@ -54,7 +54,7 @@ run(async url => {
   const clients = [
     poll(couch, start),
     stream(couch, start, 4),
-    // These two say nothing of where to begin; there is no database yet.
+    // These two clients name no position; there is no database yet.
     follow('follow', url),
     follow('cloudant-follow', url),
     events(url, start)

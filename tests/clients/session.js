@@ -1,4 +1,4 @@
-// nano: logs in by a cookie, and follows with it.
+// nano: logs in, and then follows with the cookie that it got.
 
 const assert = require('node:assert/strict')
 const nano = require('nano')

@@ -50,7 +50,7 @@ struct Programs {
 }
 
 impl Programs {
-    /// The programs, or what is missing.
+    /// Finds the programs, or returns which one is missing.
     fn find() -> Result<Self, String> {
         let find = |name: &str, variable: &str| {
             if let Some(path) = env::var_os(variable) {
@@ -66,7 +66,7 @@ impl Programs {
     }
 }
 
-/// Whether the programs are missing; prints which ones.
+/// Returns whether the programs are missing, and prints which ones.
 pub fn is_missing() -> bool {
     let missing = Programs::find().err();
     if let Some(missing) = &missing {
@@ -112,7 +112,7 @@ impl Cluster {
         cluster
     }
 
-    /// The cluster file.
+    /// Returns the path of the cluster file.
     pub fn file(&self) -> PathBuf {
         self.folder.path().join("fdb.cluster")
     }
@@ -122,12 +122,12 @@ impl Cluster {
         self.start_server(free_port(), "unset");
     }
 
-    /// The address of server number `number`.
+    /// Returns the address of server number `number`.
     pub fn address(&self, number: usize) -> String {
         format!("127.0.0.1:{}", self.servers[number].port)
     }
 
-    /// The process ids of the servers.
+    /// Returns the process ids of the servers.
     pub fn ids(&self) -> Vec<u32> {
         let id = |server: &Server| {
             let file = self.folder.path().join(server.port.to_string()).join("pid");
@@ -198,7 +198,7 @@ impl Cluster {
         uid.lines().next().unwrap().trim().to_owned()
     }
 
-    /// Unlocks the database. The command prints a word that has to be repeated.
+    /// Unlocks the database. The command prints a word that must be entered to confirm.
     pub fn unlock(&self, uid: &str) {
         let mut command = Command::new(&self.programs.cli);
         command.arg("-C").arg(self.file()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -214,7 +214,7 @@ impl Cluster {
         cli.wait().unwrap();
     }
 
-    /// Waits until the cluster takes transactions.
+    /// Waits until the cluster accepts transactions.
     pub fn wait_until_available(&self) {
         let started = Instant::now();
         loop {
@@ -242,7 +242,7 @@ pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A port that no process uses.
+/// Returns a port that no process uses.
 fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }

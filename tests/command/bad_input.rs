@@ -1,4 +1,4 @@
-//! Bad input gets a typed error or an exit code, and changes nothing.
+//! Bad input causes a typed error or an exit code, and changes nothing.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 
 use crate::common::{db, record};
 
-/// The rows of the store.
+/// Returns all rows of the store.
 async fn rows(store: &Store) -> Vec<(Vec<u8>, Vec<u8>)> {
     let all = RangeRead::new(KeyRange::new(Vec::new(), vec![0xff]));
     let page = store.run(async |tx| tx.get_range(&all, Isolation::Snapshot).await).await.unwrap();
@@ -38,7 +38,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Bug: the options of a dispatcher were checked after the node had joined and taken leases. Fix: all options are checked first.
+/// Bug: a node checked the options of its dispatcher only after it had joined and taken leases. Fix: it checks all options first.
 #[tokio::test]
 async fn a_start_that_is_refused_changes_nothing() {
     let store = Store::memory();
@@ -57,8 +57,8 @@ async fn a_start_that_is_refused_changes_nothing() {
     }
 }
 
-/// Bug: a node could list itself with a role that shares work without doing it, so its share of the work was never done. Fix: such roles
-/// can only be started.
+/// Bug: a node could announce a role that shares work without working, so its share of the work was never done. Fix: such roles can only be
+/// started.
 #[tokio::test]
 async fn a_role_that_shares_work_cannot_be_announced() {
     let bus = Bus::open(&Store::memory(), BusOptions::default()).await.unwrap();
@@ -70,8 +70,8 @@ async fn a_role_that_shares_work_cannot_be_announced() {
     drop(node.announce(Role::new("consumers").unwrap()).await.unwrap());
 }
 
-/// Bug: an id of the allowed length was accepted although each of its zero bytes takes two bytes in keys, so the keys of consumers were too
-/// long for the store.
+/// Bug: the limit on ids did not count that each zero byte takes two bytes in keys, so an id of the allowed length made keys of consumers
+/// too long for the store.
 #[test]
 fn zero_bytes_of_a_document_id_count_twice() {
     let half = "\0".repeat(DocId::LEN_MAX / 2);
@@ -105,8 +105,8 @@ fn an_origin_that_no_browser_sends_is_refused() {
     }
 }
 
-/// Bug: the options of the API, of the ring and the prefix were checked after the store was made and the node had joined it; a node that
-/// was refused then held its leases until it expired. Fix: `serve` checks all options first.
+/// Bug: `serve` checked the options of the API and the ring, and the prefix, only after it had made the store and joined it, so a refused
+/// node held its leases until it expired. Fix: `serve` checks all options first.
 #[test]
 fn a_serve_that_is_refused_makes_no_store() {
     let dir = tempfile::tempdir().unwrap();
@@ -141,7 +141,7 @@ fn an_import_of_what_is_no_export_makes_no_store() {
     }
 }
 
-/// A node, and the address where it serves.
+/// Starts a node that serves. Returns the node and its URL.
 async fn serving(options: ApiOptions) -> (notibus::NodeHandle, String) {
     let bus = Bus::open(&Store::memory(), BusOptions::default()).await.unwrap();
     let running = bus.start(StartOptions::default()).await.unwrap();
@@ -151,8 +151,8 @@ async fn serving(options: ApiOptions) -> (notibus::NodeHandle, String) {
     (running, format!("http://{at}"))
 }
 
-/// Bug: `tail --follow` asks to wait for 5 s, which a node with a shorter `timeout_max` refused. Fix: it waits for as long as the node
-/// allows.
+/// Bug: a node with a `timeout_max` below 5 s refused the time for which `tail --follow` asks to wait, so it could not be followed. Fix:
+/// the command waits for as long as the node allows.
 #[test]
 fn a_node_with_a_short_timeout_can_be_followed() {
     let runtime = Runtime::new().unwrap();
@@ -170,7 +170,7 @@ fn a_node_with_a_short_timeout_can_be_followed() {
     child.wait().unwrap();
 }
 
-/// Bug: events within all limits, whose transaction was too large, were answered with "overloaded, try again later". Fix: 413, with advice.
+/// Bug: a node answered "overloaded, try again later" to events whose transaction was too large. Fix: it answers 413, with advice.
 #[test]
 fn too_many_events_for_a_transaction_are_refused_with_advice() {
     let runtime = Runtime::new().unwrap();
@@ -178,12 +178,12 @@ fn too_many_events_for_a_transaction_are_refused_with_advice() {
     let event = |n: usize| format!("{{\"db\":\"{n:04}{}\",\"type\":\"created\"}}", "x".repeat(1_020));
     let body = format!("[{}]", (0..1_000).map(event).collect::<Vec<_>>().join(","));
     let answers: Vec<_> = (0..2).map(|_| post(&url, &body)).collect();
-    // Databases that exist already take more room.
+    // Events of databases that already exist take more room.
     assert!(answers[1].starts_with("HTTP/1.1 413"), "{answers:?}");
     assert!(answers[1].contains("several requests"), "{answers:?}");
 }
 
-/// The answer to posted events.
+/// Posts events, and returns the answer.
 fn post(url: &str, body: &str) -> String {
     let at = url.strip_prefix("http://").unwrap();
     let mut stream = std::net::TcpStream::connect(at).unwrap();
@@ -205,8 +205,8 @@ fn record_lines(dir: &Path, lines: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Bug: requests were split by the number of events alone, so requests with long names exceeded the limit on bodies. Fix: they are split by
-/// bytes, too.
+/// Bug: the command split requests only by the number of events, so requests with long names exceeded the limit on bodies. Fix: it also
+/// splits by bytes.
 #[test]
 fn a_thousand_events_of_long_names_can_be_recorded() {
     let dir = tempfile::tempdir().unwrap();
@@ -222,7 +222,7 @@ fn a_thousand_events_of_long_names_can_be_recorded() {
     }
 }
 
-/// Bug: the credential was printed with `println!`, which panics if its output cannot be written.
+/// Bug: the command printed credentials with `println!`, so it panicked if its output could not be written.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_credential_that_cannot_be_printed_is_a_failure() {

@@ -24,21 +24,21 @@ fn consumers(folder: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What the command prints; it must succeed.
+/// Runs the command, which must succeed, and returns what it printed.
 fn printed(folder: &Path, args: &[&str]) -> String {
     let output = consumers(folder, args);
     assert_eq!(output.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The exit code and the message with which the command fails.
+/// Runs the command, which must fail, and returns its exit code and its message.
 fn refused(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
     let output = consumers(folder, args);
     assert!(output.stdout.is_empty(), "{args:?}");
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
-/// A folder with a bus, whose consumer `mailer` has worked on ten databases and deferred one of them.
+/// Makes a bus in `folder`, whose consumer `mailer` has worked on ten databases and deferred one of them.
 async fn fill(folder: &Path) {
     let store = Store::open_dir(folder).unwrap();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
@@ -123,7 +123,7 @@ async fn what_is_created_twice_or_otherwise_is_refused_or_left_as_it_is() {
     assert!(said.contains("say \"now\", \"0\" for all, or a sequence of 26 hexadecimal digits"), "{said}");
 }
 
-/// A consumer of documents is created with its feed and an expiry, and moved, by force as well.
+/// A consumer of documents is created with its feed and an expiry, and moved, with and without force.
 #[tokio::test]
 async fn a_consumer_of_documents_is_created_moved_and_deleted() {
     let folder = tempfile::tempdir().unwrap();

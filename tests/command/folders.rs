@@ -24,7 +24,7 @@ fn notibus(args: &[&str], code: i32) -> (String, String) {
     (stdout, stderr)
 }
 
-/// The folder of a store with a bus, its path as text, and as a store.
+/// Makes the folder of a store with a bus. Returns its path, its path as text, and its name as a store.
 fn folder(parent: &Path) -> (PathBuf, String, String) {
     let path = parent.join("store");
     let store = served::filled(&path);
@@ -38,7 +38,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// Commands that only read, on `store`.
+/// Returns the arguments of commands that only read `store`.
 fn readers(store: &str) -> Vec<Vec<&str>> {
     vec![
         vec!["topology", "show", "--store", store],
@@ -48,8 +48,8 @@ fn readers(store: &str) -> Vec<Vec<&str>> {
     ]
 }
 
-/// Regression: commands that only read opened the folder for writing: without write permission they reported damage, and if another process
-/// had it open they reported nothing useful.
+/// Regression: commands that only read opened the folder for writing, so they reported damage without write permission, and nothing useful
+/// if another process had the folder open.
 #[test]
 fn commands_that_read_change_nothing_and_need_no_right_to_write() {
     let parent = tempfile::tempdir().unwrap();
@@ -96,14 +96,14 @@ fn commands_that_read_say_so_if_another_process_has_the_folder_open() {
         (&["tail", "--follow", "--store", &store], "--url"),
         (&["consumers", "delete", "mailer", "--yes", "--store", &store], "--url"),
     ] {
-        // The store may be closed later, so this is not a usage error.
+        // The other process may close the store later, so this is not a usage error.
         let said = notibus(writer, 1).1;
         assert!(said.contains("in another process") && said.contains(instead), "{writer:?}: {said}");
     }
     drop(db);
 }
 
-/// A damaged folder is refused with the place, and `check` names it.
+/// A damaged folder is refused with the place of the damage, and `check` names the place.
 #[test]
 fn damage_is_named() {
     let parent = tempfile::tempdir().unwrap();
@@ -136,8 +136,8 @@ fn damage_is_named() {
     assert!(!file.exists());
 }
 
-/// A copy is made while the folder is written to: it is the store as it was at one moment, and can be opened where it is or in place
-/// of the original.
+/// A copy that is made while the folder is written to has the store as of one moment, and can be opened where it is or in place of the
+/// original.
 #[test]
 fn a_backup_is_made_while_the_folder_is_in_use() {
     let parent = tempfile::tempdir().unwrap();
@@ -148,7 +148,7 @@ fn a_backup_is_made_while_the_folder_is_in_use() {
     let writing = runtime.spawn(async move {
         for number in 0_u64.. {
             let set = async |tx: notibus::store::Transaction| {
-                // The copy has both, or none.
+                // The copy has both keys, or neither.
                 tx.set(b"zz/first", &number.to_be_bytes());
                 tx.set(b"zz/second", &number.to_be_bytes());
                 tx.set(format!("zz/rows/{}", number % 50).as_bytes(), &[7; 2_000]);
@@ -181,7 +181,7 @@ fn a_backup_is_made_while_the_folder_is_in_use() {
     writing.abort();
 }
 
-/// A client that resumes from a history that a restored copy does not have gets status 410, and starts over.
+/// A client that resumes from a history that a restored copy does not have gets status 410, and then starts from the beginning.
 #[test]
 fn a_restored_copy_expires_clients_that_have_seen_lost_rows() {
     let parent = tempfile::tempdir().unwrap();
@@ -222,7 +222,7 @@ fn a_restored_copy_expires_clients_that_have_seen_lost_rows() {
     assert!(served.stop());
 }
 
-/// Regression: idle connections used up the limit on open files, so the store, which needed one more, failed for good.
+/// Regression: the server let idle connections use up the limit on open files, so the store, which needed one more file, failed for good.
 #[test]
 fn connections_leave_the_store_the_files_that_it_needs() {
     let parent = tempfile::tempdir().unwrap();
@@ -268,7 +268,7 @@ fn connections_leave_the_store_the_files_that_it_needs() {
     assert!(!said.contains("ERROR"), "{said}");
 }
 
-/// A credentials file that others may read shows them names, and one that others may write lets them in.
+/// A credentials file that others may read shows them the names, and one that others may write lets them in.
 #[test]
 fn credentials_that_others_may_read_are_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -281,8 +281,8 @@ fn credentials_that_others_may_read_are_refused() {
     }
 }
 
-/// Regression: `serve` refused credentials that systemd had loaded with `LoadCredential`, as the unit recommends: from version 254 on,
-/// systemd lets the group of a dynamic user, which is its own, read them.
+/// From version 254 on, systemd lets the group of a dynamic user, which only that user is in, read credentials loaded with
+/// `LoadCredential`. Regression: `serve` refused such credentials, although the unit recommends them.
 #[test]
 fn credentials_that_systemd_has_loaded_may_be_read_by_the_group() {
     let loaded = tempfile::tempdir().unwrap();
@@ -346,7 +346,7 @@ fn a_folder_can_be_tailed_from_any_row() {
     assert!(tail("now").is_empty());
 }
 
-/// A killed node leaves its row, until the folder is opened again. The command cannot know whether its process is alive.
+/// A killed node leaves its row behind until the folder is opened again. The command cannot know whether its process is alive.
 #[test]
 fn the_nodes_of_a_folder_are_shown_with_what_they_hold() {
     let folder = tempfile::tempdir().unwrap();

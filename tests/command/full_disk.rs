@@ -1,5 +1,5 @@
-//! `serve` and commands whose disk takes no more writes: they end with exit code 3 and say so, and what they have acknowledged is there
-//! when there is room again.
+//! `serve` and commands whose disk takes no more writes: they end with exit code 3 and say so, and everything that they acknowledged is
+//! there when there is room again.
 //!
 //! The failure is a real one: the system refuses to let a file grow over a limit (`ulimit -f`), whose signal is ignored.
 
@@ -17,10 +17,10 @@ use crate::served::{self, Served};
 use notibus::{Bus, BusOptions, store::Store};
 use serde_json::Value;
 
-/// The beginning of the last line of a process whose disk has failed while it had the store open.
+/// The beginning of the last line that a process prints if its disk fails while it has the store open.
 const LAST_LINE: &str = "notibus: the store takes no more writes: ";
 
-/// The command in a process whose files cannot become larger than this.
+/// Returns the command in a process whose files cannot become larger than `kilobytes`.
 fn limited(kilobytes: u32) -> Command {
     // The shell counts blocks of 512 bytes.
     let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", 2 * kilobytes);
@@ -49,7 +49,7 @@ fn printed(args: &[&str], input: &str) -> String {
     printed
 }
 
-/// Asserts that the only line about the failed store is the last one besides the log, and says what to do.
+/// Asserts that the last line besides the log is the only one about the failed store, and says what to do.
 fn assert_last_line(said: &str) {
     let lines: Vec<_> = said.lines().filter(|line| line.starts_with("notibus: ")).collect();
     assert_eq!(lines.iter().filter(|line| line.starts_with(LAST_LINE)).count(), 1, "{said}");
@@ -66,7 +66,7 @@ fn new_bus(folder: &Path) -> String {
     format!("dir:{}", folder.display())
 }
 
-/// The rows of the feed by database, once everything is folded.
+/// Returns the rows of the feed by database, once everything is folded.
 fn rows(store: &str) -> BTreeMap<String, Value> {
     let served = Served::start(&["--store", store], None);
     while !served.get("/_notibus/status").contains("\"is_drained\":true") {
@@ -78,8 +78,7 @@ fn rows(store: &str) -> BTreeMap<String, Value> {
     rows.map(|row| (row["db"].as_str().unwrap().to_owned(), row)).collect()
 }
 
-/// Regression: when the disk failed, the response to the commit that hit the failure raced with the exit of the process, and nothing tested
-/// that.
+/// When the disk fails, the answer to the request that hits the failure races with the exit of the process, which nothing tested.
 #[test]
 fn a_server_ends_with_3_and_has_what_it_has_acknowledged() {
     let parent = tempfile::tempdir().unwrap();
@@ -103,7 +102,7 @@ fn a_server_ends_with_3_and_has_what_it_has_acknowledged() {
         }
         assert!(acknowledged < 10_000, "nothing limits it");
     }
-    // The process may have ended before it could answer.
+    // The process may end before it can answer.
     if let Some(Ok(answer)) = refused
         && !answer.is_empty()
     {
@@ -116,14 +115,14 @@ fn a_server_ends_with_3_and_has_what_it_has_acknowledged() {
     assert!(acknowledged > 10, "{acknowledged}: {said}");
 
     // The service is restarted while the disk is still full. It must not exit with code 2, after which a supervisor would give up.
-    // Regression: failing to open the store was reported as bad input.
+    // Regression: `serve` reported a failure to open the store as bad input, so its exit code was 2.
     let serve = ["serve", "--listen", "127.0.0.1:0", "--store", &store];
     let (code, _, said) = run(limited(1), &serve, "");
     assert!(code == Some(3) && said.contains("cannot open the store at "), "{code:?}: {said}");
     let (code, _, said) = run(limited(1), &["record", "a", "--store", &store], "");
     assert!(code == Some(3) && said.contains("cannot open the store at "), "{code:?}: {said}");
 
-    // The log of the service may be on the same disk. Regression: a log line that could not be written caused a panic, with exit code 101.
+    // The log of the service may be on the same disk. Regression: a log line that could not be written caused a panic with exit code 101.
     let log = parent.path().join("log");
     fs::write(&log, [b'x'; 2_048]).unwrap();
     let log = fs::OpenOptions::new().append(true).open(log).unwrap();
@@ -138,8 +137,8 @@ fn a_server_ends_with_3_and_has_what_it_has_acknowledged() {
     assert_eq!(is_there("one", acknowledged), is_there("two", acknowledged), "all of a post, or nothing");
 }
 
-/// Regression: for the commit with an unknown result, the command printed "cannot be reached or is overloaded. Try again later.", exited
-/// with code 1, and did not report what had been recorded before.
+/// Regression: the command treated an unknown commit as an overload, so it printed "cannot be reached or is overloaded. Try again later.",
+/// exited with code 1, and did not report what had been recorded before.
 #[test]
 fn a_recording_says_what_it_has_recorded_and_can_be_repeated() {
     let parent = tempfile::tempdir().unwrap();
@@ -165,8 +164,7 @@ fn a_recording_says_what_it_has_recorded_and_can_be_repeated() {
     assert!(doubled.is_empty(), "{doubled:?}");
 }
 
-/// An import that failed is begun again on the same store; until it succeeds, the store has no bus that other commands would take for a
-/// whole one.
+/// A failed import is begun again on the same store. Until it succeeds, other commands find no bus in the store that looks complete.
 #[test]
 fn an_import_that_failed_is_begun_again() {
     let parent = tempfile::tempdir().unwrap();

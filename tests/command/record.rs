@@ -1,4 +1,4 @@
-//! `notibus record`, as a user calls it: what a repetition records.
+//! `notibus record`, as a user calls it, and what a repetition of it records.
 
 use std::{
     io::Write,
@@ -10,7 +10,7 @@ use std::{
 use crate::served::{self, Served};
 use serde_json::Value;
 
-/// Runs `record` with `input`; returns its exit code, and all its text.
+/// Runs `record` with `input`; returns its exit code and all of its output.
 fn record(args: &[&str], input: &str) -> (Option<i32>, String) {
     let mut command = served::notibus();
     command.arg("record").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -21,7 +21,7 @@ fn record(args: &[&str], input: &str) -> (Option<i32>, String) {
     (status.code(), String::from_utf8([stdout, stderr].concat()).unwrap())
 }
 
-/// The updates of each database that the node has folded.
+/// Returns the updates of each database, once the node has folded everything.
 fn updates(served: &Served) -> Vec<(String, u64)> {
     while !served.get("/_notibus/status").contains("\"is_drained\":true") {
         thread::sleep(Duration::from_millis(20));
@@ -36,7 +36,7 @@ fn updates(served: &Served) -> Vec<(String, u64)> {
         .collect()
 }
 
-/// Regression: a command whose outcome was unknown could only be repeated at the risk that its events were counted twice.
+/// Regression: a command with an unknown outcome had no key for a repetition, so a repetition risked counting its events twice.
 #[test]
 fn a_repetition_records_only_what_is_missing() {
     let served = Served::start(&["--store", "memory"], None);
@@ -57,14 +57,14 @@ fn a_repetition_records_only_what_is_missing() {
     assert_eq!(found.len(), 1_500);
     assert!(found.iter().all(|(_, updates)| *updates == 1), "{found:?}");
 
-    // Regression: the answer numbers the events within their request, but the command reported that number, 501, as the number of a line.
+    // Regression: the command took the number of an event within its request, 501, for the number of a line, so it named a wrong line.
     let (code, said) =
         record(&["-", "--url", &url], &format!("{good}{{\"db\":\"a\",\"type\":\"nonsense\"}}\n"));
     assert!(code == Some(2) && said.contains("Event 501: "), "{code:?}: {said}");
     assert!(said.contains("event 1 of this request is in line 1001"), "{said}");
     updates(&served);
 
-    // Without a key it is another event.
+    // Without a key, a repetition is another event.
     for total in [3, 4] {
         assert_eq!(record(&["db-0", "--url", &url], "").0, Some(0));
         let found = updates(&served);
@@ -76,7 +76,7 @@ fn a_repetition_records_only_what_is_missing() {
     assert_eq!(record(&["a", "--url", &url, "--repeats", "a b"], "").0, Some(2));
 }
 
-/// Regression: empty lines before the first event of a request were counted as events, so the command named a wrong line, or none.
+/// Regression: the command counted empty lines before the first event of a request as events, so it named a wrong line, or none.
 #[test]
 fn empty_lines_are_no_events() {
     let served = Served::start(&["--store", "memory"], None);
@@ -95,7 +95,7 @@ fn empty_lines_are_no_events() {
     );
 }
 
-/// Regression: the document of an event of another type was dropped, and the command said that it had recorded the event.
+/// Regression: the command dropped the document of an event of another type, but said that it had recorded the event.
 #[test]
 fn a_document_goes_with_its_event_only() {
     let served = Served::start(&["--store", "memory"], None);

@@ -30,7 +30,7 @@ fn a_bus_moves_to_another_folder_with_all_its_rows() {
     assert!(exported.contains("left out: nodes, roles and leases"), "{exported}");
     #[cfg(unix)]
     {
-        // Regression: the file, which has the names of all databases, was readable by everyone on the machine.
+        // Regression: `export` made its file readable by everyone on the machine, so they could read the names of all databases.
         let mode = std::fs::metadata(&file).unwrap().permissions();
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
     }
@@ -101,7 +101,7 @@ fn an_incarnation_is_shown_and_raised() {
     assert_eq!(notibus(&forced, 0), "the incarnation is 2\n", "as of a copy in a store of later versions");
 }
 
-/// Makes the folder one into which rows of later versions were restored.
+/// Makes `folder` look as if rows of later versions had been restored into it.
 fn put_ahead(folder: &Path) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -114,7 +114,7 @@ fn put_ahead(folder: &Path) {
     });
 }
 
-/// A node whose store is older than its rows says so, and joins again once the incarnation is raised, as the same process.
+/// A node whose store is older than its rows says so, and joins again in the same process once the incarnation is raised.
 #[test]
 fn a_running_node_is_healed_by_a_raise() {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +129,7 @@ fn a_running_node_is_healed_by_a_raise() {
     assert_eq!(notibus(&["incarnation", "show", "--url", &url], 0), "the incarnation is 0\n");
     assert_eq!(notibus(&["incarnation", "raise", "--from", "0", "--url", &url], 0), "the incarnation is 1\n");
     let began = Instant::now();
-    // The node may be asked while it joins again.
+    // The node may be queried while it joins again.
     while !ready().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200 ")) {
         assert!(began.elapsed() < served::LIMIT);
         std::thread::sleep(Duration::from_millis(50));
@@ -139,7 +139,7 @@ fn a_running_node_is_healed_by_a_raise() {
     assert!(served.stop());
 }
 
-/// Bug: a request to stop that came while the node joined again was lost.
+/// Bug: a node lost a request to stop that arrived while it joined again, so the process did not stop.
 #[test]
 fn a_node_that_joins_again_can_be_stopped() {
     let dir = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use std::{
 
 use crate::served::{LIMIT, Served, credential, notibus};
 
-/// A request that posts events.
+/// Returns a request that posts events.
 fn post(body: &str) -> String {
     let length = body.len();
     format!(
@@ -50,12 +50,12 @@ fn a_node_records_delivers_and_ends_its_feeds() {
     lines.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("{\"last_seq\":\"") && rest.ends_with("\r\n0\r\n\r\n"), "{rest:?}");
 
-    // What was recorded is still there.
+    // The recorded event is still there.
     let served = Served::start(&["--store", &store], None);
     assert!(served.get("/_db_updates").contains("{\"db_name\":\"a\",\"type\":\"created\""));
 }
 
-/// Makes a request for `target` with this header.
+/// Returns a request for `target` with this header.
 fn with(target: &str, header: &str) -> String {
     format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{header}\r\n\r\n")
 }
@@ -78,7 +78,7 @@ fn credentials_are_made_and_needed() {
     assert!(answer.starts_with("HTTP/1.1 401 Unauthorized\r\n"), "{answer}");
 }
 
-/// Regression: credentials were read once, so a name that was removed still had its rights, until the node was started again.
+/// Regression: `serve` read credentials only once, so a removed name kept its rights until the node was started again.
 #[test]
 fn the_file_of_credentials_is_read_again_and_a_bad_one_changes_nothing() {
     let [(anna, first), (bob, second)] = ["anna", "bob"].map(|name| credential(&[name]).unwrap());
@@ -101,7 +101,7 @@ fn the_file_of_credentials_is_read_again_and_a_bad_one_changes_nothing() {
     assert!(is_known(&first) && !is_known(&second));
     let set_mode = |mode| std::fs::set_permissions(file.path(), PermissionsExt::from_mode(mode)).unwrap();
     let status = || served.ask(&with("/_notibus/status", &format!("Authorization: Bearer {first}")));
-    // A malformed line, a name that occurs twice, and a file that others may read.
+    // The cases are a malformed line, a name that occurs twice, and a file that others may read.
     for (bad, mode, why) in [
         ("anna:secret\n", 0o600, "line 1"),
         (&*format!("{anna}{bob}{bob}"), 0o600, "line 3"),
@@ -128,7 +128,7 @@ fn the_file_of_credentials_is_read_again_and_a_bad_one_changes_nothing() {
     let mut rest = String::new();
     feed.read_to_string(&mut rest).unwrap();
     assert!(rest.starts_with("HTTP/1.1 200 OK\r\n") && rest.contains("last_seq"), "{rest}");
-    // An empty file refuses everybody.
+    // With an empty file, everybody is refused.
     std::fs::write(file.path(), "").unwrap();
     until(&second, false);
     drop(served);
@@ -148,7 +148,7 @@ fn it_does_not_open_itself_to_others_without_credentials() {
         (&["--credentials", "anna:sha256:0123"], "anna"),
         (&["--credentials", "/does/not/exist"], "/does/not/exist"),
         (&["--listen", "here"], "--listen"),
-        // Regression: `serve` accepted such a name, which then never matched.
+        // Regression: `serve` accepted such a name, which never matched, so clients that used it were refused.
         (&["--host", "db.example:5985"], "--host: \"db.example:5985\" is not a bare name"),
         (&["--store", "disk:x"], "--store"),
     ] {
@@ -175,7 +175,7 @@ fn an_address_in_use_is_no_bad_argument() {
     assert!(errors.contains(&address) && errors.contains("--listen names another address"), "{errors}");
 }
 
-/// Without credentials a node answers only this machine, and no foreign web page in a browser on it.
+/// Without credentials a node answers only this machine, and no foreign web pages in its browsers.
 #[test]
 fn an_open_node_is_asked_by_its_own_names() {
     let with = |host: &str| format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
@@ -186,7 +186,7 @@ fn an_open_node_is_asked_by_its_own_names() {
     }
     let answer = open.ask(&with("rebound.example"));
     assert!(answer.starts_with(refused) && answer.contains("Invalid host header"), "{answer}");
-    // With credentials a host name is accepted, unless others are given.
+    // With credentials, any host name is accepted, unless host names are given.
     let (line, _) = credential(&["anna"]).unwrap();
     let closed = Served::start(&["--store", "memory"], Some(&line));
     assert!(closed.ask(&with("db.example")).starts_with("HTTP/1.1 200 OK\r\n"));
@@ -194,7 +194,7 @@ fn an_open_node_is_asked_by_its_own_names() {
     assert!(named.ask(&with("rebound.example")).starts_with(refused));
 }
 
-/// Regression: credentials that were set and could not be read left the server open to every user of the machine.
+/// Regression: `serve` ignored credentials that were set but could not be read, so the server was open to every user of the machine.
 #[test]
 fn credentials_that_cannot_be_read_do_not_open_it() {
     use std::os::unix::ffi::OsStrExt;
@@ -202,7 +202,7 @@ fn credentials_that_cannot_be_read_do_not_open_it() {
     let mut command = notibus();
     command.args(["serve", "--store", "memory", "--listen", "127.0.0.1:0"]).env("NOTIBUS_CREDENTIALS", bad);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // The server prints its address, or ends.
+    // The server either prints its address or ends.
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     child.kill().unwrap();
@@ -253,7 +253,7 @@ fn pages_of_named_origins_may_ask() {
         (&["--cors-origin", "app.example"][..], "--cors-origin"),
         (&["--cors-origin", "*", "--cors-credentials"], "credentials"),
         (&["--cors-credentials"], "--cors-origin"),
-        // Regression: the server was started without a warning.
+        // Regression: `serve` accepted this, so the server was started without a warning.
         (&["--cors-origin", "*"], "every web page"),
     ] {
         let output = notibus().args(["serve", "--store", "memory"]).args(arguments).output().unwrap();

@@ -1,4 +1,4 @@
-//! `notibus status`, `record` and `consumers create`, on a running node and on a store; and how commands end.
+//! `notibus status`, `record` and `consumers create`, on a running node and on a store, and how commands end.
 
 use std::{
     io::Write,
@@ -17,14 +17,14 @@ fn run(arguments: &[&str], input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// The output of a command that must succeed.
+/// Runs a command that must succeed, and returns its output.
 fn printed(arguments: &[&str], input: &str) -> String {
     let output = run(arguments, input);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The exit code and the error message of a command.
+/// Runs a command, and returns its exit code and its error message.
 fn refused(arguments: &[&str], input: &str) -> (Option<i32>, String) {
     let output = run(arguments, input);
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
@@ -57,7 +57,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
         serde_json::from_str(&printed(&[&["status", "--json"], &node[..]].concat(), "")).unwrap();
     assert_eq!((&status["ready"], &status["consumers"][0]["name"]), (&true.into(), &"mailer".into()));
 
-    // Every command that only reads prints the same, whether it asks the node or the store.
+    // Every command that only reads prints the same, whether it reads from the node or from the store.
     while !printed(&[&["status"], &node[..]].concat(), "").contains("nothing waits to be folded") {}
     for looks in [
         &["tail"][..],
@@ -99,7 +99,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
     }
 }
 
-/// Looks at the three rows of the node, and changes what it has.
+/// Shows the three rows of the node, and changes its topology and consumers.
 fn a_running_node_is_managed(node: &[&str]) {
     let tailed = printed(&[&["tail"], node].concat(), "");
     assert!(
@@ -134,7 +134,7 @@ fn what_is_wrong_is_said_with_an_exit_code_of_its_own() {
         let (code, reason) = refused(&[arguments, &["--url", &url]].concat(), input);
         assert!(code == Some(2) && reason.contains(named), "{arguments:?}: {code:?} {reason}");
     }
-    // A command needs exactly one target.
+    // A command requires exactly one target.
     assert_eq!(refused(&["status"], "").0, Some(2));
     assert_eq!(refused(&["status", "--store", "memory", "--url", &url], "").0, Some(2));
     assert_eq!(refused(&["status", "--url", "https://localhost"], "").0, Some(2));
@@ -155,7 +155,7 @@ fn credentials_are_those_of_the_environment() {
     }
 }
 
-/// An option that is not on the command line is taken from the environment. If each of them names what to ask, the command line wins.
+/// An option that is not on the command line is taken from the environment. If both name a target, the command line wins.
 #[test]
 fn options_are_also_those_of_the_environment() {
     let folder = tempfile::tempdir().unwrap();
@@ -186,7 +186,7 @@ fn help_has_the_exit_codes() {
     assert!(help.contains("Exit codes:") && help.contains("RUST_LOG"), "{help}");
 }
 
-/// Regression: `notibus … | head` ended with "Broken pipe" and exit code 1.
+/// Regression: a command treated a closed pipe as a failure, so `notibus … | head` ended with "Broken pipe" and exit code 1.
 #[test]
 fn a_reader_that_has_gone_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();

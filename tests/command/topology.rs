@@ -67,7 +67,7 @@ async fn edit(store: &Store, bus: &Bus, prefix: &str, count: u32) {
     store.run(write).await.unwrap();
 }
 
-/// A folder with a bus, and a changes feed of two shards with 10 documents.
+/// Makes a folder with a bus, and a changes feed of two shards with 10 documents. Returns the folder, and its name as a store.
 fn prepared() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     with_bus(folder.path(), async |store, bus| {

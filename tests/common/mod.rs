@@ -29,7 +29,7 @@ pub fn dice() -> fastrand::Rng {
     fastrand::Rng::with_seed(seed)
 }
 
-/// Returns the database `name` in its creation number `instance`.
+/// Returns instance number `instance` of the database `name`.
 pub fn db(name: &str, instance: u8) -> Db {
     Db::new(name.parse().unwrap(), DbInstance([instance; 16]))
 }

@@ -7,7 +7,7 @@ use notibus::{
 
 use crate::fixture::Fixture;
 
-/// The result of `op` on `stored`, read within the transaction and after its commit.
+/// Asserts the result of `op` on `stored`, as read within the transaction and after its commit.
 async fn check(
     f: &Fixture,
     op: AtomicOp,
@@ -27,7 +27,7 @@ async fn check(
     let left = f.value("k").await?;
     assert_eq!(left.as_deref(), expected, "{op:?} {operand:?} over {stored:?}, committed");
 
-    // The same over a value that the transaction has set itself.
+    // The same holds for a value that the transaction has set itself.
     let tx = f.store.begin();
     match stored {
         Some(value) => tx.set(&f.key("k"), value),
@@ -41,7 +41,7 @@ async fn check(
     Ok(())
 }
 
-/// [`check`] for an operation that leaves a value.
+/// Does the same as [`check`], for an operation that leaves a value.
 async fn leaves(f: &Fixture, op: AtomicOp, stored: &[u8], operand: &[u8], left: &[u8]) -> Result<()> {
     check(f, op, Some(stored), operand, Some(left)).await
 }
@@ -79,7 +79,7 @@ pub(crate) async fn add_of_nothing_leaves_an_empty_value(f: &Fixture) -> Result<
     leaves(f, AtomicOp::Add, &[1, 2], b"", b"").await
 }
 
-/// Numbers longer than any word in which a store may compute their sum.
+/// The numbers are longer than any word in which a store may compute their sum.
 pub(crate) async fn add_carries_through_long_numbers(f: &Fixture) -> Result<()> {
     let (mut ones, mut one, mut carried) = ([0xff; 19], [0; 19], [0; 19]);
     one[0] = 1;
@@ -178,7 +178,7 @@ pub(crate) async fn operations_apply_in_their_order(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Two `ADD`s are not one `ADD` of their sum: the shorter one cuts the result of the longer one.
+/// Two `ADD`s are not the same as one `ADD` of their sum: the result has the length of the operand, so a short operand truncates it.
 pub(crate) async fn operations_of_other_lengths_are_not_merged(f: &Fixture) -> Result<()> {
     f.put("k", [255, 255, 255]).await?;
     let tx = f.store.begin();
@@ -203,7 +203,7 @@ pub(crate) async fn an_operation_after_a_clear_starts_again(f: &Fixture) -> Resu
     Ok(())
 }
 
-/// Subtracts `n` from the counter at "k", and removes it if nothing is left.
+/// Subtracts `n` from the counter at "k", and removes the counter if nothing is left.
 async fn drain(f: &Fixture, n: u64) -> Result<()> {
     let tx = f.store.begin();
     tx.atomic(AtomicOp::Add, &f.key("k"), &n.wrapping_neg().to_le_bytes());

@@ -1,4 +1,4 @@
-//! Which concurrent transactions may commit.
+//! Which concurrent transactions may commit, and which conflict.
 
 use notibus::{
     Result,
@@ -11,21 +11,21 @@ use notibus::{
 
 use crate::fixture::{Fixture, conflicts};
 
-/// A transaction that writes the key "out", so that its commit is checked.
+/// Returns a transaction that writes the key "out", so that its commit is checked for conflicts.
 async fn writer(f: &Fixture) -> Result<Transaction> {
     let tx = f.started().await?;
     tx.set(&f.key("out"), b"");
     Ok(tx)
 }
 
-/// A [`writer`] that has read the key "k".
+/// Returns a [`writer`] that has read the key "k".
 async fn reader(f: &Fixture) -> Result<Transaction> {
     let tx = writer(f).await?;
     tx.get(&f.key("k"), Serializable).await?;
     Ok(tx)
 }
 
-/// A [`writer`] that has read the rows of `read`.
+/// Returns a [`writer`] that has read the rows of `read`.
 async fn scanner(f: &Fixture, read: RangeRead) -> Result<Transaction> {
     let tx = writer(f).await?;
     tx.get_range(&read, Serializable).await?;
@@ -129,7 +129,7 @@ pub(crate) async fn an_empty_range_never_conflicts(f: &Fixture) -> Result<()> {
     tx.commit().await.map(drop)
 }
 
-/// With b, d and f stored, changes each of these keys after `read`, and asserts which changes conflict with it.
+/// With b, d and f stored, changes each key in `changes` after `read`, and asserts which changes conflict with `read`.
 async fn conflict_where(f: &Fixture, read: &RangeRead, changes: [(&str, bool); 5]) -> Result<()> {
     f.fill(&["b", "d", "f"]).await?;
     for (changed, conflicting) in changes {
@@ -286,8 +286,8 @@ pub(crate) async fn an_explicit_read_conflict_does_not_skip_operations(f: &Fixtu
     Ok(())
 }
 
-/// A key that waits for its stamp invalidates the knowledge that its range was cleared. Regression: the embedded
-/// engine still skipped the range as one that the transaction had written.
+/// If a key in a cleared range waits for its stamp, the content of the range is no longer known. Regression: the embedded engine still
+/// treated the range as written by the transaction, so it ignored the conflict.
 pub(crate) async fn an_explicit_read_conflict_does_not_skip_pending_keys(f: &Fixture) -> Result<()> {
     let append = |tx: &Transaction| {
         let key = f.key("k");

@@ -1,6 +1,6 @@
-//! The fixture of a conformance case: a database, and a part of the key space for the case alone.
+//! The fixture of a conformance case: a store, and a part of the key space for the case alone.
 //!
-//! Cases never touch keys outside their prefix, so that they can share one cluster with each other and with strangers.
+//! Cases never touch keys outside their prefix, so that they can share a cluster with each other and with other users.
 
 use std::{
     future::Future,
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A store that the cases run against.
 pub(crate) struct Backend {
-    /// Whether time can be paused: the store then completes everything at once.
+    /// Whether time can be paused, which requires that the store completes everything at once.
     pub paused: bool,
     /// Opens the store.
     pub open: fn() -> Opened,
@@ -39,16 +39,16 @@ pub(crate) struct Backend {
 pub(crate) struct Opened {
     /// The store.
     pub store: Store,
-    /// Its clock, if it can be set forward. Otherwise, cases that need time to pass sleep.
+    /// The store's clock, if it can be set forward. Without one, cases that need time to pass sleep.
     pub clock: Option<Clock>,
-    /// Its folder, to be removed afterwards.
+    /// The store's folder, which is removed afterwards.
     pub folder: Option<TempDir>,
 }
 
 pub(crate) const MEMORY: Backend =
     Backend { paused: true, open: || Opened { store: Store::memory(), clock: None, folder: None } };
 
-/// The store in a folder. It waits for its disk, so its time is real, but can be set forward.
+/// The store in a folder. The store waits for its disk, so its time is real, but can be set forward.
 pub(crate) const DURABLE: Backend = Backend {
     paused: false,
     open: || {
@@ -59,7 +59,7 @@ pub(crate) const DURABLE: Backend = Backend {
     },
 };
 
-/// The cluster, once a case has asked for it.
+/// The shared cluster, once a case has needed it.
 #[cfg(feature = "foundationdb")]
 static CLUSTER: Mutex<Option<Cluster>> = Mutex::new(None);
 
@@ -69,7 +69,7 @@ pub(crate) fn stop_cluster() {
     *CLUSTER.lock().expect("starting the cluster does not panic") = None;
 }
 
-/// A real cluster that all cases share; each has its own client.
+/// A real cluster that all cases share; each case has its own client.
 #[cfg(feature = "foundationdb")]
 pub(crate) const FOUNDATIONDB: Backend = Backend {
     paused: false,
@@ -78,7 +78,7 @@ pub(crate) const FOUNDATIONDB: Backend = Backend {
             let mut cluster = CLUSTER.lock().expect("starting the cluster does not panic");
             cluster.get_or_insert_with(Cluster::start).file()
         };
-        // A case runs in a runtime already, which cannot block on another one.
+        // A case already runs in a runtime, which cannot block on another one.
         let opened = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime can be built").block_on(Store::foundationdb(file))
@@ -91,9 +91,9 @@ pub(crate) const FOUNDATIONDB: Backend = Backend {
 /// Real time, plus the time that was skipped.
 #[derive(Clone)]
 pub(crate) struct Clock {
-    /// When it was made.
+    /// When the clock was made.
     start: Instant,
-    /// How many milliseconds were skipped.
+    /// The number of milliseconds that were skipped.
     skipped_ms: Arc<AtomicU64>,
 }
 
@@ -128,7 +128,7 @@ pub(crate) struct Fixture {
     prefix: Vec<u8>,
     /// The clock of the store, if it can be set forward.
     clock: Option<Clock>,
-    /// The folder of the store; removed last.
+    /// The folder of the store, which is removed last.
     _folder: Option<TempDir>,
 }
 
@@ -152,22 +152,22 @@ pub(crate) fn run(backend: &Backend, name: &str, case: &impl AsyncFn(&Fixture) -
 }
 
 impl Fixture {
-    /// The case's key `suffix`.
+    /// Returns the case's key `suffix`.
     pub fn key(&self, suffix: impl AsRef<[u8]>) -> Vec<u8> {
         [&self.prefix, suffix.as_ref()].concat()
     }
 
-    /// The case's keys from `begin` up to but not including `end`.
+    /// Returns the range of the case's keys from `begin` up to but not including `end`.
     pub fn range(&self, begin: &str, end: &str) -> KeyRange {
         KeyRange::new(self.key(begin), self.key(end))
     }
 
-    /// All of the case's keys.
+    /// Returns the range of all of the case's keys.
     pub fn all(&self) -> KeyRange {
         KeyRange::prefix(self.prefix.clone())
     }
 
-    /// A transaction that already has a read version.
+    /// Begins a transaction that already has a read version.
     pub async fn started(&self) -> Result<Transaction> {
         let tx = self.store.begin();
         tx.read_version().await?;
@@ -209,24 +209,24 @@ impl Fixture {
         self.store.begin().get(&self.key(suffix), Isolation::Snapshot).await
     }
 
-    /// The suffixes of all keys of the case, as a new transaction reads them.
+    /// Returns the suffixes of all keys of the case, as a new transaction reads them.
     pub async fn suffixes(&self) -> Result<Vec<String>> {
         self.suffixes_in(&self.store.begin(), RangeRead::new(self.all())).await
     }
 
-    /// The suffixes of the rows that `tx` reads in one serializable page.
+    /// Returns the suffixes of the rows that `tx` reads in one serializable page.
     pub async fn suffixes_in(&self, tx: &Transaction, read: RangeRead) -> Result<Vec<String>> {
         let page = tx.get_range(&read, Isolation::Serializable).await?;
         Ok(page.rows.iter().map(|(key, _)| self.suffix(key)).collect())
     }
 
-    /// `key` without the prefix.
+    /// Returns `key` without the prefix.
     pub fn suffix(&self, key: &[u8]) -> String {
         let suffix = key.strip_prefix(&self.prefix[..]).expect("a case reads only its own keys");
         String::from_utf8_lossy(suffix).into_owned()
     }
 
-    /// Waits until every transaction that has begun to read is too old.
+    /// Waits until every transaction that has a read version is too old.
     pub async fn outlive(&self) {
         // An idle cluster forgets old versions only every few seconds.
         let time = Transaction::LIFETIME + Duration::from_secs(5);
@@ -259,12 +259,12 @@ pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("it happens in time")
 }
 
-/// Whether `watch` has still not completed after a while.
+/// Whether `watch` is still pending after 200 ms.
 pub(crate) async fn still_waits(watch: &mut Watch) -> bool {
     tokio::time::timeout(Duration::from_millis(200), watch).await.is_err()
 }
 
-/// An error of the body of a transaction, not of the store.
+/// Returns an error of a transaction's body, as opposed to the store's.
 pub(crate) fn own_error() -> Error {
     Error::Invalid { what: "body", reason: "it does not want to".to_owned() }
 }

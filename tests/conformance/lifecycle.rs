@@ -172,13 +172,13 @@ pub(crate) async fn a_commit_undoes_no_cancel(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Regression: on a cluster, a transaction that was cancelled during its commit could be used afterwards as if it had not been cancelled.
+/// Regression: the cluster's backend lost a cancellation during a commit, so the transaction could be used afterwards.
 pub(crate) async fn a_cancel_during_the_commit_holds(f: &Fixture) -> Result<()> {
     for n in 0..20_u8 {
         let tx = f.store.begin();
         tx.set(&f.key([b'a', n]), b"v");
         let mut commit = Box::pin(tx.commit());
-        // The commit begins, as far as it gets without waiting.
+        // The commit begins, and gets as far as it can without waiting.
         let begun = (&mut commit).now_or_never();
         tx.cancel();
         let committed = match begun {
@@ -223,7 +223,7 @@ async fn is_cancelled(f: &Fixture, tx: &Transaction) -> Result<()> {
     Ok(())
 }
 
-/// Regression: a run on a cluster continued although its transaction had been cancelled during back-off.
+/// Regression: a run on a cluster did not notice that its transaction was cancelled during back-off, so it continued.
 pub(crate) async fn a_cancel_during_the_pause_before_the_next_try_ends_the_run(f: &Fixture) -> Result<()> {
     let (tried, attempts) = (OnceLock::new(), AtomicU32::new(0));
     let run = f.store.run(async |tx| {
@@ -268,20 +268,20 @@ pub(crate) async fn a_transaction_can_be_used_from_many_tasks(f: &Fixture) -> Re
     Ok(())
 }
 
-/// Regression: on a cluster, a commit that returned after its transaction had been reset replaced the new transaction, whose write was lost
-/// and whose commit failed with 2017.
+/// Regression: on a cluster, a commit that returned after its transaction had been reset replaced the new transaction, so the write of the
+/// new one was lost, and its commit failed with 2017.
 pub(crate) async fn a_commit_that_ends_after_a_reset_disturbs_nothing(f: &Fixture) -> Result<()> {
     for n in 0..20_u8 {
         let tx = f.store.begin();
         tx.set(&f.key([b'a', n]), b"v");
         let mut commit = Box::pin(tx.commit());
-        // The commit begins, as far as it gets without waiting.
+        // The commit begins, and gets as far as it can without waiting.
         let begun = (&mut commit).now_or_never();
         tx.reset();
         tx.set(&f.key([b'b', n]), b"v");
         match begun {
             Some(committed) => drop(committed?),
-            // The reset may abort a pending commit; its result does not matter here.
+            // The reset may abort a pending commit, whose result does not matter here.
             None => drop(soon(commit).await),
         }
         assert!(tx.get(&f.key([b'b', n]), Snapshot).await?.is_some(), "it still has its own write");

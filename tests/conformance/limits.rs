@@ -1,4 +1,4 @@
-//! Limits. A bad write does not fail at once; it fails all operations that follow, and the commit.
+//! Limits. A bad write does not fail at once, but makes all following operations and the commit fail.
 
 use notibus::{
     Result,
@@ -11,7 +11,7 @@ use notibus::{
 
 use crate::fixture::{Fixture, fails};
 
-/// Asserts that `bad` fails the reads and the commit that follow with `expected`, and that nothing is written.
+/// Asserts that `bad` makes the following reads and the commit fail with `expected`, and that nothing is written.
 async fn defers(f: &Fixture, expected: &StoreError, bad: impl FnOnce(&Transaction)) -> Result<()> {
     let tx = f.store.begin();
     tx.set(&f.key("good"), b"v");
@@ -21,13 +21,13 @@ async fn defers(f: &Fixture, expected: &StoreError, bad: impl FnOnce(&Transactio
     fails(tx.get_range(&RangeRead::new(f.all()), Snapshot).await, expected);
     fails(tx.commit().await, expected);
     assert!(f.suffixes().await?.is_empty());
-    // A transaction that does not read before its commit fails there.
+    // After a reset the transaction works again.
     tx.reset();
     assert_eq!(tx.get(&f.key("good"), Snapshot).await?, None);
     Ok(())
 }
 
-/// A key that is too long by one byte.
+/// Returns a key that is too long by one byte.
 fn long_key(f: &Fixture) -> Vec<u8> {
     let mut key = f.key("");
     key.resize(Transaction::KEY_LEN_MAX + 1, b'k');
@@ -71,7 +71,7 @@ pub(crate) async fn the_first_bad_write_counts(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Regression: the cluster's backend reported its own refusals before earlier ones of the client.
+/// Regression: the cluster's backend reported its own refusals before earlier ones of the client, so the wrong error was returned.
 pub(crate) async fn the_first_of_unlike_bad_writes_counts(f: &Fixture) -> Result<()> {
     let inverted = f.range("b", "a");
     for is_long_first in [true, false] {
@@ -148,7 +148,7 @@ pub(crate) async fn inverted_ranges_are_refused(f: &Fixture) -> Result<()> {
     .await
 }
 
-/// Sets as many of the longest values as fit into `len` bytes.
+/// Sets as many values of the maximum length as fit into `len` bytes.
 fn set_many(f: &Fixture, tx: &Transaction, len: usize) {
     let value = vec![7; Transaction::VALUE_LEN_MAX];
     for n in 0..len / Transaction::VALUE_LEN_MAX {
@@ -214,7 +214,7 @@ pub(crate) async fn the_size_grows_with_every_kind_of_entry(f: &Fixture) -> Resu
     Ok(())
 }
 
-/// Regression: reads under `\xff\xff` returned keys of the cluster's client itself, which no other store has.
+/// Regression: the cluster's backend allowed reads under `\xff\xff`, so they returned keys of the client itself, which no other store has.
 pub(crate) async fn keys_of_the_client_itself_are_refused(f: &Fixture) -> Result<()> {
     let expected = &StoreError::KEY_OUTSIDE_LEGAL_RANGE;
     let tx = f.store.begin();
@@ -228,7 +228,7 @@ pub(crate) async fn keys_of_the_client_itself_are_refused(f: &Fixture) -> Result
     Ok(())
 }
 
-/// Bug: a transaction that only reads failed with 2101 once its conflict ranges had 10 MB; fix: it sends nothing, so it has no size.
+/// Bug: the conflict ranges of transactions that only read counted, so these failed with 2101 at 10 MB. Fix: only what is sent counts.
 pub(crate) async fn a_transaction_that_only_reads_has_no_size(f: &Fixture) -> Result<()> {
     let tx = f.store.begin();
     let mut key = f.key("");

@@ -4,8 +4,8 @@
 //! backend the list becomes one test per case, such as `memory::atomics::add_wraps`. A further backend needs one
 //! `fixture::Backend` and one line in `main`.
 //!
-//! Cases assert what FoundationDB promises, not the behaviour of one engine: versions are opaque but grow, a page that
-//! is exactly full may say that there is more, a watch may miss a value that changes back.
+//! Cases assert what FoundationDB promises, not the behaviour of one engine: versions are opaque but grow, a page that is exactly full may
+//! say that there is more, and a watch may miss a value that changes back.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Options of transactions: limits of time, size and tries, and the report of conflicts.
+//! Options of transactions: limits on time, size and tries, and the report of conflicts.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,10 +17,10 @@ use notibus::{
 
 use crate::fixture::{Fixture, conflicts, fails, soon};
 
-/// A short time limit.
+/// Sets a short time limit.
 const SHORT: TransactionOption = TransactionOption::Timeout(Duration::from_millis(20));
 
-/// Waits until a short time limit is over.
+/// Waits until the time limit of `SHORT` is over.
 async fn outlast() {
     tokio::time::sleep(Duration::from_millis(200)).await;
 }
@@ -68,7 +68,7 @@ pub(crate) async fn a_reset_forgets_the_time_limit(f: &Fixture) -> Result<()> {
     tx.commit().await.map(drop)
 }
 
-/// Fails again and again with a retryable error.
+/// Runs a body that always fails with a retryable error. Returns the result and the number of runs.
 async fn always(f: &Fixture, option: TransactionOption) -> (Result<()>, u32) {
     let runs = Cell::new(0);
     let policy = RetryPolicy::default().elapsed_max(None);
@@ -104,7 +104,7 @@ pub(crate) async fn a_transaction_over_its_own_limit_is_refused(f: &Fixture) -> 
     Ok(())
 }
 
-/// Sets `option` and asserts that it fails what follows.
+/// Sets `option`, and asserts that following operations fail with `expected`.
 async fn refused(f: &Fixture, option: TransactionOption, expected: &StoreError) -> Result<()> {
     let tx = f.store.begin();
     tx.set(&f.key("k"), b"v");
@@ -135,7 +135,7 @@ pub(crate) async fn priorities_change_no_outcome(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// A transaction that reports conflicts, and has read "a" and the range from "c" to "e".
+/// Returns a transaction that reports conflicts, and has read "a" and the range from "c" to "e".
 async fn reporting(f: &Fixture) -> Result<Transaction> {
     let tx = f.store.begin();
     tx.set_option(TransactionOption::ReportConflicts);
@@ -195,7 +195,7 @@ pub(crate) async fn of_many_conflicts_some_are_reported(f: &Fixture) -> Result<(
     Ok(())
 }
 
-/// Regression: the cluster's client forgot all but two kinds of options at the first retry.
+/// Regression: the cluster's client forgot all but two kinds of options at the first retry, so later tries ran without them.
 pub(crate) async fn options_survive_retries(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
     let result = f
@@ -238,7 +238,7 @@ pub(crate) async fn the_last_try_of_a_run_reports_its_conflicts(f: &Fixture) -> 
     Ok(())
 }
 
-/// Regression: an answer that came after the transaction had been reset replaced the new transaction.
+/// Regression: an answer that arrived after the transaction had been reset replaced the new transaction, so its writes were lost.
 pub(crate) async fn asking_for_conflicts_disturbs_no_later_transaction(f: &Fixture) -> Result<()> {
     let tx = reporting(f).await?;
     f.put("a", "v").await?;
@@ -260,7 +260,7 @@ pub(crate) async fn asking_for_conflicts_disturbs_no_later_transaction(f: &Fixtu
     Ok(())
 }
 
-/// Makes the commit of a body conflict.
+/// Makes the commit of a body conflict, and fails with another error.
 async fn commit_in_vain(f: &Fixture, tx: &Transaction) -> Result<()> {
     tx.get(&f.key("k"), Serializable).await?;
     f.put("k", "other").await?;
@@ -269,13 +269,13 @@ async fn commit_in_vain(f: &Fixture, tx: &Transaction) -> Result<()> {
     Err(StoreError::TRANSACTION_TOO_OLD.into())
 }
 
-/// Regression: on a cluster, the time limit started again with each try whose body had committed by itself: a run that was limited to a
-/// second took 6.3 s.
+/// Regression: on a cluster, the time limit started again after each try whose body had committed by itself, so a run that was limited to 1
+/// s took 6.3 s.
 pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limit(f: &Fixture) -> Result<()> {
     let policy = RetryPolicy::default().attempts_max(Some(30));
     let run = f.store.run_with(&policy, async |tx| {
         tx.set_option(TransactionOption::Timeout(Duration::from_millis(300)));
-        // Each try is within its time, however long the commits of earlier tries took.
+        // Each try alone takes less than the limit; only all of them together exceed it.
         tx.set(&f.key("l"), b"v");
         match tx.commit().await {
             Ok(_) => Err(StoreError::TRANSACTION_TOO_OLD.into()),
@@ -286,7 +286,7 @@ pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limit(f: &Fixture
     Ok(())
 }
 
-/// Like `options_survive_retries`, but for a body that commits by itself, drops its commit, or fails.
+/// The same as `options_survive_retries`, but for a body that commits by itself, drops its commit, or fails.
 pub(crate) async fn options_survive_whatever_a_body_does(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
     let result = f

@@ -73,7 +73,7 @@ pub(crate) async fn a_page_below_its_limit_is_the_last(f: &Fixture) -> Result<()
     Ok(())
 }
 
-/// If a page is exactly full, it may or may not say that there is more; either way the pages have every row once.
+/// A page that is exactly full may or may not say that there is more; either way the pages have every row once.
 pub(crate) async fn an_exactly_full_page_loses_and_repeats_nothing(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
     let tx = f.store.begin();
@@ -201,7 +201,7 @@ pub(crate) async fn a_range_keeps_reading_its_version(f: &Fixture) -> Result<()>
     Ok(())
 }
 
-/// Regression: the cluster backend answered empty reads without asking the client, and so missed errors that the client reports.
+/// Regression: the cluster's backend answered empty reads without asking the client, so it missed errors that the client reports.
 pub(crate) async fn a_read_of_nothing_fails_as_any_other(f: &Fixture) -> Result<()> {
     let version = f.put("a", "v").await?.versionstamp.version();
     for read in [
@@ -224,7 +224,7 @@ pub(crate) async fn a_read_of_nothing_fails_as_any_other(f: &Fixture) -> Result<
     Ok(())
 }
 
-/// Regression: a cluster's client treated a target of no bytes as no target, and returned all rows.
+/// Regression: on a cluster, a target of zero bytes counted as no target, so a page had all rows.
 pub(crate) async fn a_target_of_no_bytes_gives_one_row_a_page(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
     for reverse in [false, true] {

@@ -1,4 +1,4 @@
-//! A transaction sees its own writes over the stored rows.
+//! A transaction sees its own writes on top of the stored rows.
 
 use notibus::{
     Result,
@@ -11,14 +11,14 @@ use notibus::{
 
 use crate::fixture::{Fixture, conflicts};
 
-/// The value that `tx` reads at `suffix`, which must not depend on the isolation.
+/// Returns the value that `tx` reads at `suffix`, which must not depend on the isolation.
 async fn own(f: &Fixture, tx: &Transaction, suffix: &str) -> Result<Option<Vec<u8>>> {
     let value = tx.get(&f.key(suffix), Serializable).await?;
     assert_eq!(tx.get(&f.key(suffix), Snapshot).await?, value);
     Ok(value.map(|value| value.to_vec()))
 }
 
-/// The rows that `tx` reads, as text.
+/// Returns the rows that `tx` reads, as text.
 async fn rows(f: &Fixture, tx: &Transaction, read: &RangeRead, isolation: Isolation) -> Result<String> {
     let page = tx.get_range(read, isolation).await?;
     let rows: Vec<_> = page
@@ -29,7 +29,7 @@ async fn rows(f: &Fixture, tx: &Transaction, read: &RangeRead, isolation: Isolat
     Ok(rows.join(" "))
 }
 
-/// Rows a, c, e, g are stored; a transaction that has set b and e, cleared c, and added to g.
+/// Stores the rows a, c, e and g, and returns a transaction that has set b and e, cleared c, and added to g.
 async fn mixed(f: &Fixture) -> Result<Transaction> {
     f.fill(&["a", "c", "e", "g"]).await?;
     let tx = f.store.begin();
@@ -208,7 +208,7 @@ pub(crate) async fn own_rows_alone_make_a_range(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The transaction's own row "c" ends the page, so only what lies before it was read from the store.
+/// The transaction's own row "c" ends the page, so only the range before "c" was read from the store.
 pub(crate) async fn a_limited_read_that_ends_at_an_own_row_conflicts_up_to_it(f: &Fixture) -> Result<()> {
     f.fill(&["a", "e"]).await?;
     for (changed, conflicting) in [("b", true), ("c", false), ("d", false), ("e", false)] {
@@ -240,7 +240,7 @@ pub(crate) async fn a_range_over_own_writes_conflicts_beside_them(f: &Fixture) -
     f.suffixes_in(&same, RangeRead::new(f.range("a", "z"))).await?;
     f.fill(&["c", "f"]).await?;
     tx.commit().await?;
-    // The commit of `tx` has written only keys that `same` has written, too.
+    // The commit of `tx` wrote only keys that `same` has written, too, so `same` has not read them from the store.
     same.commit().await?;
     let third = f.started().await?;
     third.clear_range(&f.range("b", "d"));

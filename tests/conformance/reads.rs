@@ -1,4 +1,4 @@
-//! Reads of single keys: one version, and nothing of other transactions before their commits.
+//! Reads of single keys: they see one version, and no writes of other transactions before their commits.
 
 use notibus::{
     Result,
@@ -116,7 +116,7 @@ pub(crate) async fn a_commit_is_seen_whole(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Regression: one in a thousand futures of a cluster's client that moved to another waker waited forever.
+/// Regression: on a cluster, one in a thousand futures that moved to another waker missed its wake-up, so it waited forever.
 pub(crate) async fn a_future_can_be_moved_between_wakers(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
     for n in 0..1_000 {

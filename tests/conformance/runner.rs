@@ -1,4 +1,4 @@
-//! The retry runner: what it retries, how often, and its result.
+//! The retry runner: what it retries, how many times, and its result.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,7 +17,7 @@ use notibus::{
 
 use crate::fixture::{Fixture, fails, own_error, soon};
 
-/// Reads and writes "k" while another transaction changes it first.
+/// Runs a body that reads and writes "k", which another transaction always changes before the commit.
 async fn always_conflicting(f: &Fixture, store: &Store, policy: &RetryPolicy) -> (Result<()>, u32) {
     let runs = Cell::new(0);
     let result = store
@@ -220,7 +220,7 @@ pub(crate) async fn a_cancelled_body_is_not_tried_again(f: &Fixture) -> Result<(
     Ok(())
 }
 
-/// A body may commit by itself, drop its commit, or fail with another error than the commit did.
+/// A body may commit by itself, drop its commit, or fail with an error other than that of its commit.
 pub(crate) async fn a_body_that_commits_by_itself_is_tried_again(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0_u8);
     f.store
@@ -229,7 +229,7 @@ pub(crate) async fn a_body_that_commits_by_itself_is_tried_again(f: &Fixture) ->
             tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
             match runs.get() {
                 1 => drop(tx.commit().await?),
-                // Begun, and dropped.
+                // The commit is begun and dropped.
                 2 => drop(tx.commit().now_or_never()),
                 3 => {
                     tx.get(&f.key("k"), Serializable).await?;
@@ -249,7 +249,7 @@ pub(crate) async fn a_body_that_commits_by_itself_is_tried_again(f: &Fixture) ->
     Ok(())
 }
 
-/// Regression: a cluster's client treated 1039 in a body as final, although it is retryable.
+/// Regression: a run on a cluster treated 1039 from its body as final although it is retryable, so the run ended with it.
 pub(crate) async fn whatever_the_store_calls_retryable_is_tried_again(f: &Fixture) -> Result<()> {
     for error in [
         StoreError::TRANSACTION_TOO_OLD,

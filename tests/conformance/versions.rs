@@ -264,8 +264,8 @@ pub(crate) async fn declared_reads_alone_are_compared_with_the_state_of_the_comm
     tx.commit().await.map(drop)
 }
 
-/// Regression: the embedded store accepted a version of any age as long as nothing had been written since. On a cluster, versions advance
-/// by themselves.
+/// On a cluster, versions advance by themselves. Regression: those of the embedded store did not, so it accepted a version of any age as
+/// long as nothing had been written since.
 pub(crate) async fn a_version_gets_old_also_if_nothing_is_written(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
     let version = f.store.begin().read_version().await?;
@@ -275,7 +275,7 @@ pub(crate) async fn a_version_gets_old_also_if_nothing_is_written(f: &Fixture) -
     tx.set(&f.key("l"), b"v");
     fails(tx.commit().await, &StoreError::TRANSACTION_TOO_OLD);
     assert_eq!(f.value("l").await?, None);
-    // A new read version is not old.
+    // A new read version is not too old.
     let version = f.store.begin().read_version().await?;
     let tx = f.store.begin();
     tx.set_read_version(version);

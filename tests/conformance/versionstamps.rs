@@ -12,13 +12,13 @@ use notibus::{
 
 use crate::fixture::{Fixture, conflicts, fails};
 
-/// `before`, the room for a stamp, `after`, and the offset of that room.
+/// Returns `before`, the room for a stamp, `after`, and the offset of that room.
 fn operand(before: &[u8], after: &[u8]) -> Vec<u8> {
     let place = u32::try_from(before.len()).expect("operands are short");
     [before, &[0; 10], after, &place.to_le_bytes()].concat()
 }
 
-/// Sets the key `suffix` + stamp to `value`.
+/// Sets the key that is `suffix` followed by a stamp to `value`.
 fn append(f: &Fixture, tx: &Transaction, suffix: &str, value: &[u8]) {
     let key = operand(&f.key(suffix), b"");
     tx.atomic(AtomicOp::SetVersionstampedKey, &key, value);
@@ -129,7 +129,7 @@ pub(crate) async fn a_pending_value_cannot_be_read(f: &Fixture) -> Result<()> {
     fails(tx.get(&f.key("k"), Serializable).await, &StoreError::ACCESSED_UNREADABLE);
     fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::ACCESSED_UNREADABLE);
     assert!(tx.get(&f.key("a"), Serializable).await?.is_some());
-    // Regression: the embedded engine committed the transaction; on a cluster a failed read fails the commit.
+    // On a cluster, a failed read makes the commit fail. Regression: the embedded engine committed the transaction.
     fails(tx.commit().await, &StoreError::ACCESSED_UNREADABLE);
     Ok(())
 }
@@ -168,14 +168,14 @@ pub(crate) async fn a_key_where_a_pending_one_may_lie_cannot_be_read(f: &Fixture
     Ok(())
 }
 
-/// A feed is read and appended to in one transaction: rows before the read version cannot be the new row.
+/// A transaction that has appended to a feed can still read the rows before its read version, which cannot be the new row.
 pub(crate) async fn rows_before_the_read_version_are_readable_beside_a_pending_key(
     f: &Fixture,
 ) -> Result<()> {
     let first = f.store.begin();
     append(f, &first, "k", b"1");
     let first = f.key([b"k", &stamp(&first).await?.0[..]].concat());
-    // A stamp also has an order within its version, so the first one is only certain to be before the read version if that is greater.
+    // Stamps also have an order within a version, so the first row is certain to be older only if the read version is greater.
     f.put("other", "v").await?;
     let tx = f.started().await?;
     append(f, &tx, "k", b"2");

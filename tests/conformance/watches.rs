@@ -1,4 +1,4 @@
-//! Watches. They are hints: no case depends on a silent watch, except for a short while.
+//! Watches are hints: no case relies on a watch that does not fire, except for a short while.
 
 use std::time::Duration;
 
@@ -111,7 +111,7 @@ pub(crate) async fn a_failed_commit_arms_no_watch(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Regression: if the embedded engine refused a commit for its size, it left the watches of that commit waiting.
+/// Regression: the embedded engine did not end the watches of a commit that it refused for its size, so they waited forever.
 pub(crate) async fn a_refused_commit_arms_no_watch(f: &Fixture) -> Result<()> {
     let tx = f.store.begin();
     let watch = tx.watch(&f.key("k")).await?;
@@ -135,7 +135,7 @@ pub(crate) async fn a_watch_is_a_serializable_read(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// A value that changes and changes back may or may not be noticed; a later change is.
+/// A watch may or may not notice a value that changes and changes back, but it notices a later change.
 pub(crate) async fn a_change_after_a_change_back_is_noticed(f: &Fixture) -> Result<()> {
     f.put("k", "a").await?;
     let watch = armed(f, "k").await?;
@@ -204,15 +204,15 @@ pub(crate) async fn a_key_beyond_the_key_space_cannot_be_watched(f: &Fixture) ->
     Ok(())
 }
 
-/// The result of a watch on `key`: it may be refused at once, or fail later.
+/// Returns the result of a watch on `key`, which may be refused at once, or fail later.
 async fn watched(tx: &Transaction, key: &[u8]) -> Result<()> {
     soon(tx.watch(key).await?).await
 }
 
-/// How many watches a transaction sets: few enough that it does not become too old, however busy the machine is.
+/// The number of watches that a transaction sets: so few that it does not become too old, however busy the machine is.
 const WATCHES_AT_ONCE: usize = 500;
 
-/// Watches count from when they are set, not from the commit that arms them.
+/// Watches count towards the limit from when they are set, not from the commit that arms them.
 pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
     let set = async |tx: Transaction| {
         let mut some = Vec::new();
@@ -227,7 +227,7 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
     }
     let tx = f.store.begin();
     watches.extend(set(tx.clone()).await?);
-    // One too many: the store decides which of them is refused, and when.
+    // This watch is one too many: the store decides which watch is refused, and when.
     let refused = match tx.watch(&f.key("k")).await {
         Err(error) => Err(error),
         Ok(watch) => {
@@ -253,7 +253,7 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Regression: the embedded store refused at once what a cluster reports through the watch.
+/// Regression: the embedded store refused such a watch at once, so it differed from a cluster, which reports the error through the watch.
 pub(crate) async fn a_pending_stamp_cannot_be_watched(f: &Fixture) -> Result<()> {
     let tx = f.store.begin();
     tx.atomic(AtomicOp::SetVersionstampedValue, &f.key("k"), &[0; 14]);
@@ -263,7 +263,7 @@ pub(crate) async fn a_pending_stamp_cannot_be_watched(f: &Fixture) -> Result<()>
     assert!(tx.commit().await?.is_some(), "it is the watch that fails, and nothing else");
     fails(soon(watch).await, &StoreError::ACCESSED_UNREADABLE);
 
-    // Any key at which a stamped key may end up is unreadable, too.
+    // Any key that may become the stamped key is unreadable, too.
     let tx = f.store.begin();
     let place = u32::try_from(f.key("k").len()).expect("keys are short");
     let stamped = [&f.key("k")[..], &[0; 10], &place.to_le_bytes()].concat();
@@ -277,7 +277,7 @@ pub(crate) async fn a_pending_stamp_cannot_be_watched(f: &Fixture) -> Result<()>
     soon(beside).await
 }
 
-/// Regression: the embedded store refused at once what a cluster reports through the watch: here, that the transaction cannot read.
+/// Regression: the embedded store refused such a watch at once, unlike a cluster, which reports the error through the watch.
 pub(crate) async fn a_watch_reports_that_its_transaction_cannot_read(f: &Fixture) -> Result<()> {
     let tx = f.store.begin();
     let version = tx.read_version().await?;

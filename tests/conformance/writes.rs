@@ -1,4 +1,4 @@
-//! Blind writes: their result after the commit.
+//! Blind writes, and what is stored after their commit.
 
 use notibus::{
     Result,

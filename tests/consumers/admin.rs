@@ -51,7 +51,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     let handle = fixture.bus.consumer(&"ü".repeat(128)).unwrap();
     let ahead = Sequence::new(Incarnation(0), Versionstamp::new(u64::MAX, 0), 0);
     let moved = Sequence::new(Incarnation(1), Versionstamp::new(0, 0), 0);
-    // A folder or a store in memory never had this position: it belongs to another history.
+    // A folder or a store in memory was never at this position, so the position belongs to another history.
     assert!(matches!(handle.create(&from(ahead)).await, Err(Error::Expired { .. })));
     assert!(matches!(handle.create(&from(moved)).await, Err(Error::Invalid { .. })));
     let never = ConsumerSettings::default().expiry(Some(Duration::ZERO));
@@ -96,7 +96,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     }
     let one = |id: &[u8]| Bytes::copy_from_slice(id);
     refusals.push(member().tenants(0, one).run(Ids::new().handler()).await);
-    // Consumers do not look up design documents: changes to other ones would be delivered as well.
+    // Consumers do not look up design documents, so they would also deliver changes to other ones.
     let of_ddoc = notibus::Filter::all().ddocs(["_design/x".parse().unwrap()]).unwrap();
     refusals.push(member().filter(of_ddoc).run(Ids::new().handler()).await);
     for refused in refusals {
@@ -162,7 +162,7 @@ async fn a_start_below_the_horizon_is_refused() {
     assert!(matches!(handle.reset(before, false).await, Err(Error::Expired { .. })));
     let status = handle.status().await.unwrap();
     assert_eq!((status.start, status.generation), (horizon.into(), 1), "nothing was changed");
-    // A reader from nothing ignores the horizon, however many batches it takes.
+    // A consumer that begins with nothing ignores the horizon, however many batches it needs.
     handle.reset(Cursor::BEGINNING, false).await.unwrap();
     fixture.create(names("db", 10)).await;
     let log = Rows::new();
@@ -223,7 +223,7 @@ async fn a_consumer_with_living_members_is_reset_and_deleted_only_by_force() {
     log.until_names(&["new".to_owned()]).await;
     fixture.until_done().await;
     drop(consumer);
-    // The member died, but counts until its heartbeats have been missed.
+    // The member is dead, but it counts until the lack of heartbeats is noticed.
     assert!(matches!(handle.delete(false).await, Err(Error::ConsumerInUse { members: 1, .. })));
     until("its node is removed", async || handle.status().await.unwrap().members.is_empty()).await;
     handle.delete(false).await.unwrap();
@@ -272,7 +272,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
         assert_eq!(shard.rows as usize, rows.len(), "a dormant shard shows its true backlog");
         assert!(shard.age_ms.is_some_and(|age| age < 3_600_000));
     }
-    // These are more rows than the limit.
+    // From here on there are more rows than the limit.
     feed.reshard(1, None).await.unwrap();
     handle.reset(Start::Now, false).await.unwrap();
     let many = ConsumerLag::ROWS_MAX as usize + 1;
@@ -298,7 +298,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A low watermark that was computed before a reset would make the consumer skip what it should do again.
+/// A low watermark that was computed before a reset would make the consumer skip rows that it should work on again.
 #[tokio::test(start_paused = true)]
 async fn a_low_watermark_from_before_a_reset_is_not_written() {
     let fixture = ConsumerFixture::new(1).await;
@@ -324,7 +324,7 @@ async fn a_low_watermark_from_before_a_reset_is_not_written() {
     heir.shutdown().await.unwrap();
 }
 
-/// Positions that tasks passed before a reset must not move the low watermark after it: the consumer would skip what it should do again.
+/// Positions that tasks passed before a reset must not move the low watermark after it: the consumer would skip rows that it should repeat.
 #[tokio::test(start_paused = true)]
 async fn a_paused_consumer_that_is_reset_begins_there_once_it_is_resumed() {
     let fixture = ConsumerFixture::new(1).await;
@@ -341,7 +341,7 @@ async fn a_paused_consumer_that_is_reset_begins_there_once_it_is_resumed() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The lag must include rows after a reshard that the consumer has not reached.
+/// The lag must also include rows behind a reshard that the consumer has not reached.
 #[tokio::test(start_paused = true)]
 async fn the_lag_counts_what_waits_behind_a_reshard() {
     let fixture = ConsumerFixture::new(1).await;
@@ -360,8 +360,8 @@ fn deletes(attempt: &Attempt) -> bool {
     )
 }
 
-/// Regression: a deletion was committed, but its result was unknown. Before it was retried, another client created a consumer of the same
-/// name, which was then deleted too.
+/// Regression: a deletion with an unknown result was retried although it was committed, so it also deleted a consumer of the same name that
+/// another client had created in between.
 #[tokio::test(start_paused = true)]
 async fn a_deletion_that_is_tried_again_leaves_a_new_consumer_alone() {
     let fixture = ConsumerFixture::new(2).await;
@@ -392,8 +392,8 @@ async fn a_deletion_that_is_tried_again_leaves_a_new_consumer_alone() {
     assert_eq!(handle.status().await.unwrap().generation, 1, "the new one is there");
 }
 
-/// Regression: a creation was committed, but its result was unknown, and its consumer was deleted. The retry created a consumer with the
-/// same identity, so a retried deletion mistook it for the one that it had deleted before.
+/// A creation is committed with an unknown result, and its consumer is deleted. Regression: the retry created a consumer with the same
+/// identity, so a retried deletion mistook it for the consumer that it had deleted before.
 #[tokio::test(start_paused = true)]
 async fn a_creation_that_is_tried_again_makes_another_consumer() {
     let fixture = ConsumerFixture::new(2).await;
@@ -454,7 +454,7 @@ async fn the_consumers_of_all_feeds_are_listed_with_their_members() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Regression: members were watched for 10 s, whatever their expiry, so a member with one heartbeat per minute was presumed dead.
+/// Regression: the handle watched members for only 10 s, whatever their expiry, so it presumed a member with one heartbeat per minute dead.
 #[tokio::test(start_paused = true)]
 async fn a_member_with_slow_beats_is_no_dead_one() {
     let fixture = ConsumerFixture::new(2).await;
@@ -473,7 +473,7 @@ async fn a_member_with_slow_beats_is_no_dead_one() {
     handle.delete(false).await.unwrap();
 }
 
-/// A paused consumer continues where it was, with what it had deferred.
+/// After a pause, a consumer continues where it was, with its deferred ids.
 #[tokio::test(start_paused = true)]
 async fn a_pause_loses_nothing() {
     for is_ordered in [false, true] {
@@ -488,7 +488,7 @@ async fn a_pause_loses_nothing() {
         fixture.create(names("a", 10)).await;
         fixture.until_done().await;
         fixture.handle().pause().await.unwrap();
-        // Until the member notices the pause, it may begin work, but cannot commit it.
+        // Until the member notices the pause, it may begin work, but cannot commit the work.
         pass(Duration::from_secs(5)).await;
         fixture.create(names("b", 10)).await;
         pass(Duration::from_mins(5)).await;
@@ -502,8 +502,7 @@ async fn a_pause_loses_nothing() {
     }
 }
 
-/// Makes a consumer, whose next change through the handle that is returned first is refused (1020), because the consumer is reset
-/// meanwhile.
+/// Returns a handle whose next change is refused by the store (1020), because another handle resets the consumer before the commit.
 fn reset_before_next_change(fixture: &ConsumerFixture) -> ConsumerHandle {
     let (handle, other) = (fixture.bus.consumer("c").unwrap(), fixture.handle());
     let gate = Gate::default();
@@ -517,7 +516,7 @@ fn reset_before_next_change(fixture: &ConsumerFixture) -> ConsumerHandle {
     handle
 }
 
-/// Bug: a change that the store had refused for certain, because the consumer had been reset, counted as done.
+/// Bug: the handle counted a change as done although the store had definitely refused it because of a reset, so the change was lost.
 #[tokio::test(start_paused = true)]
 async fn a_change_that_met_a_reset_is_made() {
     let fixture = ConsumerFixture::new(1).await;

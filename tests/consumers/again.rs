@@ -1,4 +1,4 @@
-//! Requests to work again on consumers with batches: the rows of an id keep their order.
+//! Requests to repeat work, for consumers with batches: the rows of an id keep their order.
 
 use std::{
     sync::{Arc, Mutex},
@@ -20,7 +20,7 @@ use crate::{
 /// The batches of a consumer: for each row, its name and how many times the database was updated.
 type Updates = Arc<Mutex<Vec<(String, u64)>>>;
 
-/// Makes a handler of batches that records how many times each database was updated, and then waits while `is_held` says so.
+/// Makes a handler of batches that records how many times each database was updated, and then waits while `is_held` is true.
 fn noting(updates: &Updates, is_held: &watch::Sender<bool>) -> Log<Batch<Notification>> {
     let (updates, is_held) = (Arc::clone(updates), is_held.subscribe());
     Log::doing(move |batch: Batch<Notification>| {
@@ -40,8 +40,8 @@ fn assert_ordered(updates: &Updates, name: &str) {
     assert!(of_name.is_sorted() && of_name.len() >= 2, "{of_name:?}");
 }
 
-/// A row is waiting for its batch when work on its id is requested again, and the id gets a newer row. Regression: the newer row was worked
-/// on out of turn, and the older row after it.
+/// A row is waiting for its batch when work on its id is requested again, and the id gets a newer row. Regression: the member worked on the
+/// newer row out of turn, so the older row came after it.
 #[tokio::test(start_paused = true)]
 async fn the_row_of_an_id_that_is_asked_for_again_has_its_batch_first() {
     let fixture = ConsumerFixture::new(1).await;
@@ -63,7 +63,7 @@ async fn the_row_of_an_id_that_is_asked_for_again_has_its_batch_first() {
 }
 
 /// Work on an id is requested again. The pass over the keys finds the request before the member learns of it, and the next page has a newer
-/// row of the id. Regression: that row was worked on in its batch, and the older row after it.
+/// row of the id. Regression: the member worked on that row in its batch, so the older row came after it.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_a_pass_has_found_covers_the_newer_rows_of_its_id() {
     let fixture = ConsumerFixture::new(1).await;
@@ -77,7 +77,7 @@ async fn a_key_that_a_pass_has_found_covers_the_newer_rows_of_its_id() {
     fixture.until_done().await;
     is_held.send_replace(true);
     let calls = log.calls();
-    // The watch fires for this request, but not for the next one: the member learns of that one by a poll a second later.
+    // The watch fires for this request, but not for the next one: the member finds the next one only by a poll a second later.
     fixture.faults.plan_watches(|key| (!key.starts_with(b"notibus\x15\x0f")).then_some(WatchFault::Drop));
     assert_eq!(fixture.handle().again("a", false).await.unwrap(), 1);
     log.until_calls(calls + 1).await;

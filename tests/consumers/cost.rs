@@ -1,4 +1,4 @@
-//! What consumers cost, in transactions, reads and writes. While nothing changes, the cost does not grow with partitions, shards or
+//! The cost of consumers in transactions, reads and writes. While nothing changes, the cost does not grow with partitions, shards or
 //! consumers, and a feed is read once for all consumers of a node.
 
 use std::{
@@ -66,8 +66,8 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
         changes.create(&tx, &docs, &layout).await
     };
     faults.store().run(create).await.unwrap();
-    // Nothing is left that could move the pulse once the consumers have started. Regression: when the watcher began to follow documents, it
-    // forgot up to where each shard may have rows, so each shard was polled separately until the next change.
+    // Let everything settle that could move the pulse after the consumers have started. Regression: the watcher forgot up to where each
+    // shard may have rows when it began to follow documents, so each shard was polled separately until the next change.
     pass(Duration::from_secs(1)).await;
     assert!(bus.is_drained().await.unwrap());
     let mut members = Vec::new();
@@ -92,8 +92,8 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
 }
 
 /// A node with all roles begins a transaction each second, in which the notifier, the tail, the watcher and the watch over other nodes poll
-/// with two reads at one read version; every 2 s its heartbeat, which reads nothing; and every minute it checks the end of each shard of
-/// documents (`waiting` counts that).
+/// with two reads at one read version. Every 2 s it writes its heartbeat, which reads nothing. Every minute it checks the end of each shard
+/// of documents (`waiting` counts these checks).
 #[tokio::test(start_paused = true)]
 async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
     let options = ConsumerOptions::default();
@@ -109,7 +109,7 @@ async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
         Size { partitions: 256, shards: 16, consumers: 8, of_documents: 8 },
     ] {
         let spent = idle(size, options.clone()).await;
-        // The tolerance is for jittered pauses, and for keys that have another byte where numbers are larger.
+        // The tolerance covers jittered pauses, and keys that are a byte longer because they contain larger numbers.
         let within = |spent: u64, least: u64, percent: u64| spent * 100 <= least * (100 + percent);
         assert!(within(spent.transactions, least.transactions, 3), "{size:?}: {spent:?} after {least:?}");
         assert!(within(spent.write_commits, least.write_commits, 3), "{size:?}: {spent:?} after {least:?}");
@@ -182,7 +182,7 @@ async fn trickle(consumers: usize, shards: u32, filter: Filter) -> (usize, usize
 async fn a_node_reads_the_feed_once_for_all_of_its_consumers() {
     let (of_one, _) = trickle(1, 1, Filter::all()).await;
     let (of_ten, _) = trickle(10, 1, Filter::all()).await;
-    // The consumers read no rows for their low watermarks: the tasks of their shards know what they have passed.
+    // The consumers need not read rows for their low watermarks: the tasks of their shards know which rows they have passed.
     assert!(of_one >= 180 && of_ten <= of_one + 20, "{of_ten} reads, and of one {of_one}");
 }
 
@@ -197,7 +197,7 @@ async fn a_trickle_writes_nothing_per_shard() {
     assert!(wide <= half_minutes, "{wide} writes with 32 shards, after {narrow} with one");
 }
 
-/// A row that is worked on costs a write of its shard's checkpoint, and nothing in the other shards.
+/// Work on a row costs one write of the checkpoint of its shard, and nothing in the other shards.
 #[tokio::test(start_paused = true)]
 async fn a_row_costs_a_checkpoint_of_its_shard() {
     let (_, narrow) = trickle(1, 1, Filter::all()).await;
@@ -208,7 +208,7 @@ async fn a_row_costs_a_checkpoint_of_its_shard() {
     );
 }
 
-/// Nothing is written for consumers while nothing changes, whatever they have deferred or left behind.
+/// Nothing is written for consumers while nothing changes, even if they have deferred ids or no members.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_written_while_nothing_moves() {
     let store = Store::memory();
@@ -270,7 +270,7 @@ async fn shards_are_polled_when_the_watcher_cannot_poll() {
     let member = fixture.member().await.options(ConsumerOptions::default());
     let consumer = member.run(log.handler()).await.unwrap();
     pass(Duration::from_mins(5)).await;
-    // The pulse of the feed cannot be read.
+    // Make all reads of the pulse of the feed fail.
     fixture.faults.plan_reads(|operation| match operation {
         Operation::Get { key, .. } => key.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR),
         Operation::GetRange { range, .. } => {
@@ -284,7 +284,7 @@ async fn shards_are_polled_when_the_watcher_cannot_poll() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A settled worker learns of new work by its next poll: another node that joins, or a consumer that is created again.
+/// A settled worker notices changes by its next poll, such as a node that joins, or a consumer that is created again.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_has_settled_notices_what_changes() {
     let fixture = ConsumerFixture::new(4).await;
@@ -310,7 +310,7 @@ async fn a_node_that_has_settled_notices_what_changes() {
     assert_eq!(second.shards().len(), 4, "the consumer is created again");
 
     pass(Duration::from_mins(20)).await;
-    // The node dies without a hint.
+    // The node dies without notice.
     drop(joined);
     pass(NodeOptions::default().expiry + interval * 2).await;
     assert_eq!(first.shards().len(), 4, "a node has died");

@@ -23,7 +23,7 @@ use crate::{
 type Ids = Log<Work<Notification>>;
 type Rows = Log<Batch<Notification>>;
 
-/// Bug: the turn of deferred ids skipped an id that was running, and did not read its key again, so requested work did not follow.
+/// Bug: the turn of deferred ids skipped an id that was running, and did not read its key again, so the requested work was never done.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_while_the_id_runs_follows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -54,7 +54,7 @@ async fn work_asked_for_while_the_id_runs_follows() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Work on an id is asked for while the id is in a long run that already has a key: the id is worked on once more after that run.
+/// Work on an id is requested again during a long run of the id that already has a key: the id runs once more after that run.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_during_a_long_run_follows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -84,7 +84,7 @@ async fn work_asked_for_during_a_long_run_follows() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A request for all ids does not deliver an id that the consumer does not want.
+/// A request for all ids does not deliver ids that the consumer does not want.
 #[tokio::test(start_paused = true)]
 async fn only_wanted_ids_are_worked_on_again() {
     let fixture = ConsumerFixture::new(1).await;
@@ -101,8 +101,8 @@ async fn only_wanted_ids_are_worked_on_again() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: after a request for all ids, an unwanted id had a key that named its database, as if it had been worked on. When it was requested
-/// again after the end of the database, it was delivered to the handler.
+/// Bug: a request for all ids gave even an unwanted id a key that named its database, as if the id had been worked on, so a second request,
+/// after the end of the database, delivered the id to the handler.
 #[tokio::test(start_paused = true)]
 async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
     let fixture = ConsumerFixture::new(1).await;
@@ -123,7 +123,7 @@ async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A request to work on a deferred id again does not make news of work that was finished before.
+/// A request to work on a deferred id again does not report events as news if the work on them is already finished.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_of_a_deferred_id_tells_only_what_is_not_finished() {
     let fixture = ConsumerFixture::new(1).await;
@@ -151,7 +151,7 @@ async fn work_asked_for_of_a_deferred_id_tells_only_what_is_not_finished() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A finished id and an id in a drained shard are worked on again once, with effects in transactions, both by ids and in batches.
+/// Requested work on a finished id, or on an id in a drained shard, is done exactly once more, both by ids and in batches.
 #[tokio::test(start_paused = true)]
 async fn effects_of_work_done_again_happen_once_more() {
     for is_ordered in [false, true] {
@@ -211,7 +211,7 @@ fn counting_rows(fixture: &ConsumerFixture) -> Rows {
     })
 }
 
-/// Bug: the run that was in progress when its id was discarded moved what counts as finished back to its own row.
+/// Bug: a run whose id was discarded while it ran moved the finished position of the id back to its own row, so the id was worked on again.
 #[tokio::test(start_paused = true)]
 async fn a_discarded_id_is_not_worked_on_again_by_the_end_of_its_run() {
     for succeeds in [false, true] {
@@ -243,7 +243,7 @@ async fn a_discarded_id_is_not_worked_on_again_by_the_end_of_its_run() {
     }
 }
 
-/// Bug: a request to work again on all deferred ids included an id that had just been discarded.
+/// Bug: a request to work again on all deferred ids included an id that had just been discarded, so it was worked on again.
 #[tokio::test(start_paused = true)]
 async fn a_discarded_id_is_not_deferred_any_longer() {
     let fixture = ConsumerFixture::new(1).await;
@@ -270,7 +270,7 @@ async fn a_discarded_id_is_not_deferred_any_longer() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A discarded run can no longer commit anything.
+/// A run whose id was discarded can no longer commit anything.
 #[tokio::test(start_paused = true)]
 async fn a_discarded_run_commits_nothing() {
     let fixture = ConsumerFixture::new(1).await;
@@ -298,7 +298,7 @@ async fn a_discarded_run_commits_nothing() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A run that takes longer than a checkpoint interval does not hold the checkpoint back, and is repeated after a crash.
+/// A run that takes longer than a checkpoint interval does not hold back the checkpoint, and is repeated after a crash.
 #[tokio::test(start_paused = true)]
 async fn a_long_run_does_not_hold_the_checkpoint() {
     let fixture = ConsumerFixture::new(1).await;
@@ -428,7 +428,7 @@ async fn deferred_ids_and_the_shard_do_not_starve_each_other() {
     drop(consumer);
 }
 
-/// Even as many hanging runs of deferred ids as a shard can have must not keep its rows from being worked on.
+/// Even the largest possible number of hanging runs of deferred ids must not keep a shard from working on its rows.
 #[tokio::test(start_paused = true)]
 async fn deferred_ids_that_hang_leave_room_for_rows() {
     let fixture = ConsumerFixture::new(1).await;
@@ -456,7 +456,7 @@ async fn deferred_ids_that_hang_leave_room_for_rows() {
     drop(consumer);
 }
 
-/// A deferred id must not wait until a backlog of batches ends.
+/// A deferred id must not wait until the whole backlog of batches is finished.
 #[tokio::test(start_paused = true)]
 async fn a_deferred_id_has_its_turn_between_batches() {
     let fixture = ConsumerFixture::new(1).await;
@@ -481,7 +481,7 @@ async fn a_deferred_id_has_its_turn_between_batches() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: ids with keys occupied the places that are meant for others, so nothing was read while they ran.
+/// Bug: running ids with keys occupied places that are meant for other ids, so the member read no rows while they ran.
 #[tokio::test(start_paused = true)]
 async fn long_runs_do_not_keep_a_small_member_from_reading() {
     let fixture = ConsumerFixture::new(1).await;
@@ -501,7 +501,7 @@ async fn long_runs_do_not_keep_a_small_member_from_reading() {
     drop(consumer);
 }
 
-/// Bug: if half of the concurrency was used by long runs, no deferred id ever got its turn.
+/// Bug: deferred ids got no turn while long runs used half of the concurrency, so an id stayed deferred after it was mended.
 #[tokio::test(start_paused = true)]
 async fn long_runs_do_not_keep_deferred_ids_from_their_turn() {
     let fixture = ConsumerFixture::new(1).await;
@@ -530,7 +530,7 @@ async fn long_runs_do_not_keep_deferred_ids_from_their_turn() {
     drop(consumer);
 }
 
-/// What a handler learned about the databases named `a`: the database that is gone, and the one of the row, unless it is a tombstone.
+/// What each call of a handler learned about databases named `a`: the instance that is gone, and that of the row, unless it is a tombstone.
 type Lives = Arc<Mutex<Vec<(Option<DbInstance>, Option<DbInstance>)>>>;
 
 fn living(lives: &Lives, fails: impl Fn(&Work<Notification>) -> bool + Send + Sync + 'static) -> Ids {
@@ -548,7 +548,7 @@ async fn change(fixture: &ConsumerFixture, instance: u8, lanes: [u64; 4], totals
     row_with(&fixture.other, &db("a", instance), totals).await;
 }
 
-/// Bug: a failed attempt for a database was forgotten when the successor of the database came before the next attempt.
+/// Bug: the member forgot a failed attempt for a database if its successor came before the next attempt, so its end was never reported.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_whose_work_has_failed_is_reported() {
     let [one, two] = [1, 2].map(|instance| DbInstance([instance; 16]));
@@ -573,7 +573,7 @@ async fn the_end_of_a_database_whose_work_has_failed_is_reported() {
     }
 }
 
-/// An id is deleted and created again while it is deferred, and while its finished work has a key.
+/// A database is deleted and created again while its id is deferred, and while its finished work has a key.
 #[tokio::test(start_paused = true)]
 async fn a_new_database_of_a_deferred_name_is_worked_on_at_once() {
     let [one, two] = [1, 2].map(|instance| DbInstance([instance; 16]));
@@ -593,7 +593,7 @@ async fn a_new_database_of_a_deferred_name_is_worked_on_at_once() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The work on a database was committed, and its key says so when the database ends: the handler learns of that end once, then of the next.
+/// Work on a database was committed, and its key says so when the database ends: the handler learns of the end once, then of the successor.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_with_finished_work_is_reported() {
     let fixture = ConsumerFixture::new(1).await;
@@ -638,7 +638,7 @@ async fn the_end_of_a_database_with_finished_work_is_reported() {
     fixture.until_done().await;
 }
 
-/// Bug: the end of a finished database was worked on again after a crash, because ends are always wanted.
+/// Bug: a member worked on the end of a database again after a crash although that work was committed, because ends are always wanted.
 #[tokio::test(start_paused = true)]
 async fn a_committed_end_is_not_worked_on_again_after_a_crash() {
     let fixture = ConsumerFixture::new(1).await;
@@ -656,7 +656,7 @@ async fn a_committed_end_is_not_worked_on_again_after_a_crash() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: a request to work again on an id that was never deferred did not know the id's database. When the database ended, and the work
+/// Bug: a request to work again on an id that was never deferred did not save the id's database, so if the database ended, and the work
 /// failed until the tombstone was dropped, the handler never learned of the end. A second request must not forget the database, either.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_gone() {
@@ -696,7 +696,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_g
     }
 }
 
-/// The attempts on a deferred id are counted in its key: a member that starts continues the count, and the growth of the pauses.
+/// The attempts on a deferred id are counted in its key, so a new member continues the count, and the pauses continue to grow.
 #[tokio::test(start_paused = true)]
 async fn the_pauses_of_a_deferred_id_grow_over_restarts() {
     let fixture = ConsumerFixture::new(1).await;
@@ -723,7 +723,7 @@ async fn the_pauses_of_a_deferred_id_grow_over_restarts() {
     assert!(attempts.lock().unwrap().iter().copied().eq(1..=7));
 }
 
-/// New rows of an id whose work fails do not shorten its pause, and the next attempt is on the newest row.
+/// New rows of an id whose work fails do not shorten its pause; the next attempt works on the newest row.
 #[tokio::test(start_paused = true)]
 async fn new_rows_do_not_shorten_the_pause_of_a_deferred_id() {
     for is_ordered in [false, true] {

@@ -60,7 +60,7 @@ impl Documents {
         ran.value.of(ran.committed)
     }
 
-    /// Notifies the consumers as an edit does, but without an edit.
+    /// Notifies the consumers as an edit would, but edits nothing.
     async fn hint(&self) {
         record(&self.fixture.store, &self.fixture.other, &self.docs, [0, 0, 1, 0]).await;
     }
@@ -78,7 +78,7 @@ impl Documents {
     }
 }
 
-/// Bug: the newest row of a document was looked up by a key that only notifications had, so a document whose work failed was forgotten.
+/// Bug: the member looked up a document's newest row by a key that only notifications have, so a document whose work failed was forgotten.
 #[tokio::test(start_paused = true)]
 async fn a_document_whose_work_fails_is_tried_in_its_newest_row() {
     for is_ordered in [false, true] {
@@ -138,7 +138,7 @@ async fn documents_are_worked_on_again() {
     assert_eq!(documents.fixture.handle().again("a*", false).await.unwrap(), 2);
     log.until_calls(7).await;
     documents.fixture.until_done().await;
-    // The same across a reshard.
+    // The same holds across a reshard.
     documents.fixture.other.changes().feed(&documents.docs).reshard(2, None).await.unwrap();
     documents.edit("c1", 1, None).await;
     log.until_calls(8).await;
@@ -150,7 +150,7 @@ async fn documents_are_worked_on_again() {
     consumer.shutdown().await.unwrap();
 }
 
-/// If a document that is to be worked on again is edited, the edit is not delivered before the older row.
+/// If a document is edited after a request to work on it again, the older row is not delivered after the edit.
 #[tokio::test(start_paused = true)]
 async fn a_document_asked_for_again_is_never_given_in_an_older_row() {
     let documents = Documents::new(1).await;
@@ -176,7 +176,7 @@ async fn a_document_asked_for_again_is_never_given_in_an_older_row() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The feed of a database is removed: its consumers end, nothing remains stored for them, and no document is reported as gone.
+/// When the feed of a database is removed, its consumers end, nothing remains stored for them, and no document is reported as gone.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_ends_with_its_feed() {
     for is_ordered in [false, true] {
@@ -208,7 +208,7 @@ async fn a_consumer_ends_with_its_feed() {
     }
 }
 
-/// The janitor keeps the topology entry that a consumer of documents is in and all later ones, and drops those before it.
+/// The janitor keeps the topology entry that a consumer of documents is in and all later entries, and drops the entries before it.
 #[tokio::test(start_paused = true)]
 async fn the_entries_to_which_a_consumer_of_documents_goes_over_are_kept() {
     let documents = Documents::new(30).await;
@@ -233,7 +233,7 @@ async fn the_entries_to_which_a_consumer_of_documents_goes_over_are_kept() {
     let begun = async || documents.fixture.handle().status().await.unwrap().shards.len();
     feed.reshard(3, None).await.unwrap();
     documents.hint().await;
-    // All shards but one are drained, and that is saved.
+    // All shards but one are drained, and their checkpoints say so.
     pass(Duration::from_secs(5)).await;
     feed.reshard(1, None).await.unwrap();
     let options = JanitorOptions::default().interval(Duration::from_millis(100));
@@ -250,7 +250,7 @@ async fn the_entries_to_which_a_consumer_of_documents_goes_over_are_kept() {
     consumer.shutdown().await.unwrap();
 }
 
-/// All documents are delivered in order, and none twice, both by ids and in batches.
+/// All documents are delivered in order, and none is delivered twice, both by ids and in batches.
 #[tokio::test(start_paused = true)]
 async fn every_document_comes_once() {
     let documents = Documents::new(4).await;
@@ -269,7 +269,7 @@ async fn every_document_comes_once() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: only the member that removed the consumer of a gone feed ended. Those on other nodes waited forever.
+/// Bug: only the member that removed the consumer of a gone feed ended, so the members on other nodes waited forever.
 #[tokio::test(start_paused = true)]
 async fn all_members_of_a_gone_feed_end() {
     let documents = Documents::new(1).await;
@@ -289,8 +289,8 @@ async fn all_members_of_a_gone_feed_end() {
     }
 }
 
-/// Regression: if a database was created again in the same fold, the consumers of its documents were notified only for the new instance,
-/// and continued with the old one until their next poll: 39 s. The consumers here never poll.
+/// Regression: the fold notified consumers of documents only for the new instance when a database was deleted and created again in one
+/// fold, so consumers of the old instance ended only at their next poll, 39 s later. The consumers here never poll.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_of_a_replaced_database_ends_by_the_fold() {
     let documents = Documents::new(2).await;
@@ -312,7 +312,7 @@ async fn a_consumer_of_a_replaced_database_ends_by_the_fold() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: for documents, a version ahead of the store counted as a version up to which everything is finished, so the barrier passed at once.
+/// Bug: a barrier for documents treated a version ahead of the store as finished, so it passed at once.
 #[tokio::test(start_paused = true)]
 async fn a_version_ahead_of_the_store_is_refused() {
     let documents = Documents::new(1).await;
@@ -327,8 +327,8 @@ async fn a_version_ahead_of_the_store_is_refused() {
     drop(consumer);
 }
 
-/// Bug: a wanted row after the version held a barrier up if nothing was saved in between. If that row failed and held its shard, the
-/// barrier never passed.
+/// Bug: a barrier waited for a wanted row after its version if no checkpoint was saved in between, so it never passed if that row failed
+/// and held its shard.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_does_not_wait_for_later_rows() {
     let documents = Documents::new(1).await;
@@ -343,8 +343,8 @@ async fn a_barrier_does_not_wait_for_later_rows() {
     drop(consumer);
 }
 
-/// A document waits for a consumer and is edited again: its row moves past the barrier. Regression: the barrier claimed that the first edit
-/// had been worked on.
+/// A document that waits for a consumer is edited again, so its row moves past the barrier. Regression: the barrier did not wait for the
+/// moved row, so it claimed that the first edit had been worked on.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_waits_for_a_document_that_is_edited_again() {
     let documents = Documents::new(1).await;
@@ -363,8 +363,8 @@ async fn a_barrier_waits_for_a_document_that_is_edited_again() {
     drop(consumer);
 }
 
-/// Bug: a fixed number of keys of finished ids was removed at a time. Those of the longest ids did not fit into one transaction, which was
-/// retried forever. Fix: the limit is in bytes.
+/// Bug: the member removed a fixed number of keys of finished ids at a time, so the keys of the longest ids did not fit into one
+/// transaction, which was retried forever. Fix: the limit is in bytes.
 #[tokio::test(start_paused = true)]
 async fn keys_of_the_longest_ids_are_removed() {
     let documents = Documents::new(1).await;
@@ -388,8 +388,8 @@ async fn keys_of_the_longest_ids_are_removed() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: the row of a document whose only revision is a first one counted as that of a new document, on which nobody can be working yet. But
-/// the document may have had a row before, whose revision was purged.
+/// Bug: a barrier treated a row whose only revision is a first one as the row of a new document, on which nobody can be working yet. But
+/// the document may have had an earlier row whose revision was purged, so the barrier passed while a handler was still working on that row.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_has_not_caught_up_while_it_works_on_a_purged_revision() {
     let documents = Documents::new(1).await;
@@ -404,7 +404,7 @@ async fn a_consumer_has_not_caught_up_while_it_works_on_a_purged_revision() {
         }
     });
     let _works = works.write().await;
-    // Otherwise the work would be deferred after a while.
+    // Without this the work would be deferred after a while.
     let options = hinted().checkpoint_interval(common::NEVER);
     let consumer = Arc::new(documents.ids(&documents.fixture.bus, options, &log).await);
     let first = documents.edit("a", 1, None).await;

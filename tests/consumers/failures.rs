@@ -1,4 +1,4 @@
-//! Handlers that fail, panic or hang: nothing is lost, nothing is silent.
+//! Handlers that fail, panic or hang: nothing is lost, and every failure is reported.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ use crate::{
 type Ids = Log<Work<Notification>>;
 type Rows = Log<Batch<Notification>>;
 
-/// Other libraries skip the very first batch if it fails.
+/// Other libraries skip the very first batch if its handler fails.
 #[tokio::test(start_paused = true)]
 async fn a_first_batch_that_fails_comes_again() {
     let fixture = ConsumerFixture::new(1).await;
@@ -39,12 +39,12 @@ async fn a_first_batch_that_fails_comes_again() {
     let consumer = member.run_batches(log.handler()).await.unwrap();
     fixture.until_done().await;
     consumer.shutdown().await.unwrap();
-    // First the batch, then each row alone, the first one twice.
+    // First the whole batch, then each row alone, and the first row twice because it fails again.
     assert_eq!(log.names(), ["db0", "db1", "db2", "db0", "db0", "db1", "db2"]);
     assert_eq!(fixture.bus.stats().consumer_failures, 2);
 }
 
-/// How the work on an id that is held fails.
+/// How the work fails on an id that holds its shard.
 #[derive(Debug, Clone, Copy)]
 enum Fails {
     Error,
@@ -52,7 +52,7 @@ enum Fails {
     Stall,
 }
 
-/// With ids, an id that fails and must be held holds the checkpoint back, and nothing else. The id gets no key.
+/// With `FailurePolicy::Hold`, an id that fails holds back the checkpoint but no other ids, and gets no key.
 #[tokio::test(start_paused = true)]
 async fn a_failing_id_holds_the_checkpoint_and_nothing_else_if_it_is_to() {
     for how in [Fails::Error, Fails::Panic, Fails::Stall] {
@@ -129,7 +129,7 @@ async fn only_the_rows_that_fail_are_deferred() {
         let after = (deferred[0].shard, &deferred[0].id[..]);
         assert_eq!(fixture.handle().deferred(Some(after), 100).await.unwrap().len(), 1);
         assert_eq!(fixture.bus.stats().consumer_deferred, 2, "{is_ordered}");
-        // The others continue; a repair and a request deliver the deferred ids at once.
+        // The other ids continue. After a repair, a request delivers the deferred ids at once.
         fixture.create(names("new", 3)).await;
         consumer.caught_up().await.unwrap();
         pass(Duration::from_mins(2)).await;
@@ -142,7 +142,7 @@ async fn only_the_rows_that_fail_are_deferred() {
     }
 }
 
-/// Bug: when a handler that panicked was replaced, the count of attempts was lost. So a row on which the handler panics was never deferred.
+/// Bug: the shard lost its count of attempts when it replaced a handler that had panicked, so a row that causes panics was never deferred.
 #[tokio::test(start_paused = true)]
 async fn a_row_at_which_the_handler_panics_is_deferred() {
     for is_ordered in [false, true] {
@@ -176,7 +176,7 @@ async fn a_row_at_which_the_handler_panics_is_deferred() {
     }
 }
 
-/// Bug: the attempts on a row that moved away counted for the row after it.
+/// Bug: the shard counted attempts on a row that then moved away for the row after it, so that row was deferred too early.
 #[tokio::test(start_paused = true)]
 async fn attempts_of_one_row_do_not_count_for_another() {
     let fixture = ConsumerFixture::new(1).await;
@@ -204,8 +204,8 @@ async fn attempts_of_one_row_do_not_count_for_another() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A row that always fails is superseded between attempts by a newer one, which comes after rows that succeed. Regression: the attempts on
-/// the newer row were counted from one, so the id was never deferred, and held its shard up for as long as it was updated.
+/// A row that always fails is replaced between attempts by a newer one, which comes after rows that succeed. Regression: the shard counted
+/// attempts on the newer row from one, so the id was never deferred, and held up its shard for as long as it was updated.
 #[tokio::test(start_paused = true)]
 async fn a_failing_row_is_deferred_however_often_its_id_is_updated() {
     let fixture = ConsumerFixture::new(1).await;
@@ -233,7 +233,7 @@ async fn a_failing_row_is_deferred_however_often_its_id_is_updated() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Handlers that panic in `opened` as long as there are `panics` left: in the call itself, or in its future.
+/// Handlers that panic in the first `panics` calls of `opened`: in the call itself (`in_call`), or in its future.
 #[derive(Clone)]
 struct Shy {
     panics: Arc<AtomicU64>,
@@ -292,8 +292,8 @@ impl Handler<Work<Notification>> for Shy {
     }
 }
 
-/// Regression: a panic in `opened` was only logged, and the same handler got rows although its state was undefined. A panic in the call
-/// itself, before there is a future, was not even caught: it ended the task of the shard.
+/// Regression: the shard only logged a panic in `opened`, so the same handler got rows although its state was undefined. It did not even
+/// catch a panic in the call itself, before there is a future, so that panic ended the task of the shard.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_panics_when_it_is_opened_gets_nothing() {
     for (is_ordered, in_call) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -320,7 +320,7 @@ async fn a_handler_that_panics_when_it_is_opened_gets_nothing() {
     }
 }
 
-/// A handler that hangs is dropped at shutdown, and the next member works on what it had.
+/// A handler that hangs is dropped at shutdown, and the next member works on its rows.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_hangs_is_dropped_at_the_end() {
     for is_ordered in [false, true] {
@@ -347,8 +347,8 @@ async fn a_handler_that_hangs_is_dropped_at_the_end() {
     }
 }
 
-/// Bug: each time that a deferred id was due, the timer of the poll for rows was reset. So a shard without hints was not polled as long as
-/// an id failed more often than the poll was due.
+/// Bug: a shard reset the timer of its poll for rows whenever a deferred id was due, so without hints it was never polled while an id
+/// failed more often than the poll was due.
 #[tokio::test(start_paused = true)]
 async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
     for is_ordered in [false, true] {
@@ -373,7 +373,7 @@ async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
         };
         until("it is deferred", async || !fixture.is_none_deferred().await).await;
         pass(Duration::from_secs(30)).await;
-        // The pulse of the feed cannot be read.
+        // Make all reads of the pulse of the feed fail.
         fixture.faults.plan_reads(|operation| match operation {
             Operation::Get { key, .. } => key.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR),
             Operation::GetRange { range, .. } => {
@@ -412,7 +412,7 @@ impl Handler<Batch<Notification>> for Clinging {
     }
 }
 
-/// A handler that hangs in `closed` holds up its shard, but not the shutdown; and the next member continues.
+/// A handler that hangs in `closed` holds up its shard, but not the shutdown, and the next member continues.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_does_not_close_is_dropped_at_the_end() {
     for is_ordered in [false, true] {
@@ -427,14 +427,14 @@ async fn a_handler_that_does_not_close_is_dropped_at_the_end() {
         fixture.until_done().await;
         fixture.other.feed().reshard(2, None).await.unwrap();
         fixture.create(["b"]).await;
-        // The handler is dropped after the time for a handover, and another one works on the successors.
+        // The handler is dropped when the time for a handover is over, and another handler works on the successors.
         fixture.until_done().await;
         within("the shutdown", consumer.shutdown()).await.unwrap();
     }
 }
 
-/// Regression: a row written by another version of the program could not be decoded, and its shard was retried forever. Such a row is
-/// skipped, counted and logged, whatever the policy for rows that fail.
+/// Regression: a shard could not decode a row written by another version of the program, and retried forever. Such a row is skipped,
+/// counted and logged, whatever the policy for rows that fail.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_cannot_be_decoded_is_skipped() {
     for (is_ordered, failure) in [
@@ -463,7 +463,7 @@ async fn a_row_that_cannot_be_decoded_is_skipped() {
     }
 }
 
-/// Reads that fail for a long time are reported, and do not end the consumer.
+/// Reads that fail for a long time are reported, but do not end the consumer.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_is_waited_for() {
     let fixture = ConsumerFixture::new(2).await;

@@ -1,4 +1,4 @@
-//! Exactly once: a member that lost its lease, or does not know what it committed, does no harm.
+//! Exactly once: a member that lost its lease, or does not know whether its commit happened, does no harm.
 
 use std::{
     sync::{
@@ -56,7 +56,7 @@ impl Run {
         }
     }
 
-    /// Adds the number of rows to a counter, once.
+    /// Adds the number of rows of the run to a counter, exactly once.
     async fn count_in(&self, tx: &Transaction) -> notibus::Result<()> {
         if !self.commit_in(tx).await? {
             tx.atomic(AtomicOp::Add, b"rows", &self.rows().to_le_bytes());
@@ -65,7 +65,7 @@ impl Run {
     }
 }
 
-/// Logs that do the same for ids and for batches.
+/// A log for ids and one for batches whose handlers do the same; `is_ordered` chooses the one for batches.
 #[derive(Clone)]
 struct Both {
     is_ordered: bool,
@@ -85,7 +85,7 @@ impl Both {
         Self { is_ordered, ids, rows }
     }
 
-    /// Counts rows exactly once, in `store`.
+    /// Makes logs whose handlers count rows exactly once, in `store`.
     fn counting(is_ordered: bool, store: &Store) -> Self {
         let store = store.clone();
         Self::doing(is_ordered, move |run| {
@@ -160,7 +160,7 @@ async fn a_zombie_cannot_commit() {
         wake.notify_one();
         until("the zombie has tried", async || outcome.lock().unwrap().is_some()).await;
         let (committed, late) = outcome.lock().unwrap().take().unwrap();
-        // Embedded transactions are too old after 5 s; a younger one would conflict.
+        // Embedded transactions are too old after 5 s (1007); a younger one conflicts (1020).
         assert!(matches!(committed.unwrap_err().code(), Some(1007 | 1020)));
         assert!(matches!(late, Err(Error::LeaseLost { .. })), "{late:?}");
         assert_eq!(fixture.store.begin().get(b"effect", Isolation::Snapshot).await.unwrap(), None);
@@ -178,7 +178,7 @@ enum Change {
     Delete,
 }
 
-/// A reset, a pause or a deletion takes the lease while a transaction is pending: the transaction conflicts.
+/// If a reset, a pause or a deletion takes the lease while a transaction is pending, the transaction conflicts.
 #[tokio::test(start_paused = true)]
 async fn a_transaction_from_before_a_change_of_the_consumer_cannot_commit() {
     for (is_ordered, change) in [
@@ -235,7 +235,7 @@ async fn a_transaction_from_before_a_change_of_the_consumer_cannot_commit() {
     }
 }
 
-/// The effect happens once, whether or not a commit with an unknown result happened.
+/// The effect happens once, whether or not a commit with an unknown result took place.
 #[tokio::test(start_paused = true)]
 async fn unknown_results_do_not_double_effects() {
     for is_ordered in [false, true] {
@@ -248,7 +248,7 @@ async fn unknown_results_do_not_double_effects() {
             CommitFault::After(unknown.clone()),
             CommitFault::Before(unknown.clone()),
             CommitFault::Before(StoreError::NOT_COMMITTED),
-            // The client gives up, but the handler fails only after its commit.
+            // The client gives up, so the handler fails, although its commit happened.
             CommitFault::After(StoreError::TRANSACTION_TIMED_OUT),
             CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT),
         ]
@@ -266,7 +266,7 @@ async fn unknown_results_do_not_double_effects() {
     }
 }
 
-/// A commit that was given up happens later, while the same rows are worked on again.
+/// The client gives up on a commit, which arrives later, while the same rows are worked on again.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_comes_late_does_not_double_effects() {
     for is_ordered in [false, true] {
@@ -280,7 +280,7 @@ async fn a_commit_that_comes_late_does_not_double_effects() {
             let is_first = is_first.swap(false, Ordering::Relaxed);
             async move {
                 if !is_first {
-                    // The end of the previous run wrote what this commit had read.
+                    // The end of the previous run wrote a key that this commit had read.
                     let landed = late.commit_late().await;
                     assert!(landed.iter().all(Result::is_err), "{landed:?}");
                 }
@@ -298,7 +298,7 @@ async fn a_commit_that_comes_late_does_not_double_effects() {
     }
 }
 
-/// A node dies in the middle of work: the work is repeated on another node, unless it was committed.
+/// If a node dies in the middle of work, another node repeats the work unless it was committed.
 #[tokio::test(start_paused = true)]
 async fn work_whose_node_dies_comes_again_unless_it_was_committed() {
     for is_ordered in [false, true] {
@@ -356,7 +356,7 @@ async fn a_crash_repeats_at_most_one_checkpoint_interval() {
     }
 }
 
-/// The lease is handed over between batches: nothing is delivered twice.
+/// If the lease is handed over between batches, nothing is delivered twice.
 #[tokio::test(start_paused = true)]
 async fn a_handover_between_living_nodes_repeats_nothing() {
     for is_ordered in [false, true] {
@@ -386,8 +386,8 @@ fn writes_checkpoint(attempt: &Attempt) -> bool {
     )
 }
 
-/// Regression: a checkpoint timed out (1031), was written again, and then the next one was written. After that, the first one was committed
-/// after all. It had only the lease in its read-conflict set, and moved the consumer back.
+/// A checkpoint timed out (1031), was written again, and then the next one was written; after that, the first one was committed after all.
+/// Regression: a checkpoint had only the lease in its read-conflict set, so the late commit moved the consumer back.
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_that_comes_late_sets_nobody_back() {
     for is_ordered in [false, true] {
@@ -413,7 +413,7 @@ async fn a_checkpoint_that_comes_late_sets_nobody_back() {
     }
 }
 
-/// A run fails while its transaction is pending. A late commit conflicts with the end of the run, whether that defers the id or not.
+/// A run fails while its transaction is pending. A late commit conflicts with the end of the run, whether or not the end defers the id.
 #[tokio::test(start_paused = true)]
 async fn a_failed_run_commits_nothing_late() {
     for (is_ordered, attempts_max) in [(false, 1), (false, 5), (true, 5)] {
@@ -447,7 +447,7 @@ async fn a_failed_run_commits_nothing_late() {
     }
 }
 
-/// A run commits and then fails: the work counts as done, and nothing is deferred.
+/// If a run commits and then fails, the work counts as done, and nothing is deferred.
 #[tokio::test(start_paused = true)]
 async fn a_run_that_fails_after_its_commit_is_done() {
     for is_ordered in [false, true] {
@@ -479,7 +479,7 @@ async fn a_node_is_a_member_once() {
     let consumer = member().run(Ids::new().handler()).await.unwrap();
     let refused = member().run(Ids::new().handler()).await;
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
-    // The node does not create a deleted consumer again either.
+    // A refused member does not create a deleted consumer again either.
     fixture.handle().delete(true).await.unwrap();
     let refused = member().run(Ids::new().handler()).await;
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
@@ -491,7 +491,7 @@ async fn a_node_is_a_member_once() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Effects outside the store compare tokens, so a later run of an id never has a smaller token.
+/// Effects outside the store compare tokens, so a later run of an id must never have a smaller token.
 #[tokio::test(start_paused = true)]
 async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
     for is_ordered in [false, true] {
@@ -535,7 +535,7 @@ async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
     }
 }
 
-/// Makes runs that leave their writes in a transaction that nobody commits, for the first `leaky` runs; the others write at once, without
+/// The first `leaky` runs leave their writes in transactions, which are returned uncommitted. Later runs commit at once, without
 /// exactly-once.
 fn leaking(store: &Store, leaky: usize) -> (Ids, Arc<Mutex<Vec<Transaction>>>) {
     let (leaked, left, store) = (Arc::default(), Arc::new(AtomicUsize::new(leaky)), store.clone());
@@ -560,8 +560,8 @@ fn leaking(store: &Store, leaky: usize) -> (Ids, Arc<Mutex<Vec<Transaction>>>) {
 }
 
 /// A handler does not wait for its transaction, which is committed only after the run of a newer row has ended and written its key. Bug: a
-/// shard that read its keys again between the two runs did not know of the commit, so the end of the second run wrote nothing, and the
-/// effect of the older row stayed.
+/// shard that read its keys again between the two runs did not know about the commit, so the end of the second run wrote nothing, and the
+/// effect of the older row remained.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_outlives_its_run_does_not_land_behind_the_next_run() {
     for reads_again in [false, true] {
@@ -589,7 +589,7 @@ async fn a_commit_that_outlives_its_run_does_not_land_behind_the_next_run() {
     }
 }
 
-/// A key that is behind the checkpoint, and that no member knows of, is not removed: the newest row runs again.
+/// A key that is behind the checkpoint, and that no member knows about, is not simply removed: the newest row runs again.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_says_less_than_the_checkpoint_is_followed_by_the_newest_row() {
     let fixture = ConsumerFixture::new(1).await;
@@ -606,7 +606,7 @@ async fn a_key_that_says_less_than_the_checkpoint_is_followed_by_the_newest_row(
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["a"]).await;
     log.until_calls(1).await;
-    // The part of the keyspace with deferred ids.
+    // Keys of deferred ids contain these bytes.
     let is_deferred = |key: &[u8]| key.windows(4).any(|window| window == b"\x15\x19\x15\x02");
     let all = RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..]));
     let page = fixture.store.begin().get_range(&all, Isolation::Snapshot).await.unwrap();
@@ -627,8 +627,8 @@ async fn a_key_that_says_less_than_the_checkpoint_is_followed_by_the_newest_row(
     consumer.shutdown().await.unwrap();
 }
 
-/// A handler does not wait for its transaction. Once the checkpoint has passed its row, the transaction can no longer be committed, because
-/// nobody would remove the key that it writes.
+/// A handler does not wait for its transaction. Once the checkpoint has passed the row, the transaction can no longer be committed, because
+/// nothing would remove the key that it writes.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_outlives_its_run_does_not_land_behind_the_checkpoint() {
     let fixture = ConsumerFixture::new(1).await;

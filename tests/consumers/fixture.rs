@@ -14,9 +14,9 @@ use notibus::{
 
 use crate::common::{NEVER, db, joined, record, row_with, unpolled, until};
 
-/// A bus in a store that fails as planned, with a notifier whose handle on the store does not fail.
+/// A bus in a store that fails as planned, with a notifier whose handle to the store does not fail.
 pub struct ConsumerFixture {
-    /// The store without faults.
+    /// The underlying store, without faults.
     pub store: Store,
     /// The store of the members.
     pub faults: Faults,
@@ -95,7 +95,7 @@ impl ConsumerFixture {
         self.handle().deferred(None, 1).await.unwrap().is_empty()
     }
 
-    /// Waits until the consumer is not behind in any shard, and no id is deferred.
+    /// Waits until the consumer is not behind in any shard, and has no deferred ids.
     pub async fn until_done(&self) {
         until("the consumer has done everything", async || {
             let lag = self.handle().lag().await.unwrap();
@@ -122,7 +122,7 @@ pub fn names(prefix: &str, count: usize) -> Vec<String> {
 
 type Step<T> = dyn Fn(T) -> BoxFuture<'static, HandlerResult> + Send + Sync;
 
-/// A log of what was given to handlers. Clones share it.
+/// A log of the names that were given to handlers in each call. Clones share it.
 pub struct Log<T> {
     given: Arc<Mutex<Vec<Vec<String>>>>,
     step: Arc<Step<T>>,
@@ -134,7 +134,7 @@ impl<T> Clone for Log<T> {
     }
 }
 
-/// What is given to a handler.
+/// Work that is given to a handler.
 pub trait Given: Send + 'static {
     fn names(&self) -> Vec<String>;
 }
@@ -157,7 +157,7 @@ impl<T: Given> Log<T> {
         Self::doing(async |_| Ok(()))
     }
 
-    /// Makes handlers that do `step`.
+    /// Makes handlers that run `step`.
     pub fn doing<F, W>(step: F) -> Self
     where
         F: Fn(T) -> W + Send + Sync + 'static,
@@ -186,7 +186,7 @@ impl<T: Given> Log<T> {
         self.given.lock().unwrap().len()
     }
 
-    /// Waits until there have been `calls` calls.
+    /// Waits until handlers were called `calls` times.
     pub async fn until_calls(&self, calls: usize) {
         until(&format!("call {calls}"), async || self.calls() >= calls).await;
     }
@@ -207,7 +207,7 @@ pub async fn counter(store: &Store, key: &[u8]) -> u64 {
     value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()))
 }
 
-/// Lets `time` of the paused clock pass.
+/// Lets `time` pass on the paused clock.
 pub async fn pass(time: Duration) {
     tokio::time::sleep(time).await;
 }

@@ -67,8 +67,8 @@ async fn a_tombstone_stays_until_every_consumer_has_passed_it() {
     until("it is dropped", async || row(&fixture.other, &db("c", 1)).await.is_none()).await;
 }
 
-/// A consumer is deleted and created again at once, under a member that continues. Regression: the low watermark of the new consumer
-/// counted as written because that of the old one was, so it kept tombstones until another event came.
+/// A consumer is deleted and created again at once, while its member continues. Regression: the member treated the low watermark of the new
+/// consumer as written because that of the old one was, so the consumer kept tombstones until the next event.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_is_created_again_at_once_keeps_no_tombstone_that_it_has_passed() {
     let fixture = ConsumerFixture::new(4).await;
@@ -121,7 +121,7 @@ async fn no_consumer_begins_under_the_janitors_hand() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A consumer is created in an old topology entry while the janitor drops that entry: the janitor must read the consumers again, and keeps
+/// A consumer is created in an old topology entry while the janitor drops that entry: the janitor must read the consumers again and keep
 /// the entry. A consumer that is created afterwards begins in the next entry.
 #[tokio::test(start_paused = true)]
 async fn no_entry_is_dropped_under_a_consumer_that_begins_there() {
@@ -183,7 +183,7 @@ async fn a_consumer_expires_when_nobody_has_worked_for_it_for_long_enough() {
     let janitor = joined(&fixture.other).await.janitor(slow()).await.unwrap();
     pass(Duration::from_mins(10)).await;
     assert!(expiring.status().await.is_ok());
-    // A member joins, and then the count starts over.
+    // When a member joins, the count starts over.
     let consumer = fixture.member().await.run(log.handler()).await.unwrap();
     pass(Duration::from_mins(5)).await;
     consumer.shutdown().await.unwrap();
@@ -195,8 +195,8 @@ async fn a_consumer_expires_when_nobody_has_worked_for_it_for_long_enough() {
     janitor.shutdown().await.unwrap();
 }
 
-/// Regression: a pass added the time since the previous pass to the idle time, although a member had worked for most of it: a consumer that
-/// was to be kept for ten minutes was deleted 20 s after its last member had left.
+/// Regression: a pass counted all time since the previous pass as idle although a member had worked for most of it, so a consumer with an
+/// expiry of ten minutes was deleted 20 s after its last member had left.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_is_kept_from_its_last_member_on_not_from_the_last_pass() {
     let fixture = ConsumerFixture::new(2).await;
@@ -215,13 +215,13 @@ async fn a_consumer_is_kept_from_its_last_member_on_not_from_the_last_pass() {
     janitor.shutdown().await.unwrap();
 }
 
-/// Returns the key for the time that the consumer `name` has been without members.
+/// Returns the key that stores how long the consumer `name` has been without members.
 fn idle_key(name: &str) -> Vec<u8> {
     [b"notibus\x15\x19\x15\x04\x02", name.as_bytes(), b"\0"].concat()
 }
 
-/// Regression: the first consumer that could not be written ended the pass, so those after it never expired; and a pass that could not
-/// finish counted the same time repeatedly.
+/// Regression: the pass ended at the first consumer that could not be written, so the consumers after it never expired, and passes that
+/// could not finish counted the same time repeatedly.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_cannot_be_written_keeps_nothing_behind_it() {
     let fixture = ConsumerFixture::new(1).await;
@@ -249,8 +249,8 @@ async fn a_consumer_that_cannot_be_written_keeps_nothing_behind_it() {
     janitor.shutdown().await.unwrap();
 }
 
-/// Regression: a member removed the record of having no members before it was a member, and then only together with a lease. In between,
-/// the janitor wrote the record again. A member without a lease left it there, and the consumer expired nevertheless.
+/// Regression: a joining member removed the consumer's record of having no members before it was a member itself, and again only when it
+/// took a lease. The janitor wrote the record again in between, so the consumer of a member without a lease expired.
 #[tokio::test(start_paused = true)]
 async fn a_member_without_a_lease_has_been_there_too() {
     let fixture = ConsumerFixture::new(1).await;

@@ -1,4 +1,4 @@
-//! Consumers: durable work on a feed, on many nodes, under faults. Time is paused in most tests.
+//! Consumers: durable work on a feed, on many nodes, under faults. Most tests pause the clock.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! What is new in a row, given what the consumer knows.
+//! Which events of a row are news to a consumer, given what it knows.
 
 use std::{
     sync::{Arc, Mutex},
@@ -38,8 +38,8 @@ fn noting_ids(news: &News) -> Log<Work<Notification>> {
     })
 }
 
-/// Bug: a cached page that was older than the previous page hid a row that had moved in between. The reader believed that it had caught up,
-/// and the events that the row had reported before it moved were never delivered.
+/// Bug: a reader used a cached page that was older than its previous page, which hid a row that had moved in between, so the reader
+/// believed that it had caught up, and never delivered the events that the row had reported before it moved.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_moves_between_two_pages_loses_no_event() {
     let fixture = ConsumerFixture::new(1).await;
@@ -51,7 +51,7 @@ async fn a_row_that_moves_between_two_pages_loses_no_event() {
     pass(Duration::from_secs(5)).await;
     fixture.create(["c"]).await;
     pass(Duration::from_secs(5)).await;
-    // There are no hints from now on.
+    // From now on no hints arrive.
     fixture.faults.plan_reads(|operation| match operation {
         Operation::Get { key, .. } => key.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR),
         Operation::GetRange { range, .. } => {
@@ -74,9 +74,9 @@ async fn a_row_that_moves_between_two_pages_loses_no_event() {
     follower.shutdown().await.unwrap();
 }
 
-/// Regression: news was derived from a position alone, which does not say what a consumer knows. So a consumer that began with nothing got
-/// the deletion of an instance that was gone before, and a row that had replaced an older one in the backlog lost the news of the older
-/// one.
+/// Regression: news was derived from a position alone, which does not say what a consumer knows, so a consumer that began with nothing was
+/// notified of the deletion of an instance that was already gone, and a row that had replaced an older row in the backlog lost the news of
+/// the older row.
 #[tokio::test(start_paused = true)]
 async fn news_are_derived_from_what_a_consumer_knew_when_it_began() {
     for is_ordered in [false, true] {
@@ -117,7 +117,7 @@ async fn news_are_derived_from_what_a_consumer_knew_when_it_began() {
     }
 }
 
-/// A consumer of some kinds also learns of the ends of databases, whatever kinds it wants, and gets nothing else.
+/// A consumer of some kinds also learns of the ends of databases, even if it does not want that kind, but of no other events.
 #[tokio::test(start_paused = true)]
 async fn a_filter_of_kinds_lets_ends_pass() {
     let fixture = ConsumerFixture::new(1).await;
@@ -138,8 +138,8 @@ async fn a_filter_of_kinds_lets_ends_pass() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: a checkpoint that was saved in the middle of a reading knew less than its shard. When only unwanted rows followed, it was never
-/// saved again, and a row that had been wanted since then, but no longer was, kept the consumer from catching up.
+/// Bug: a checkpoint saved in the middle of a reading knew less than its shard, and was not saved again if only unwanted rows followed, so
+/// a row that was wanted at first, but not since, kept the consumer from catching up.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_of_some_kinds_catches_up() {
     let fixture = ConsumerFixture::new(1).await;
@@ -161,8 +161,8 @@ async fn a_consumer_of_some_kinds_catches_up() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Ids with keys were remembered by a hash that everybody can compute. Regression: a name with the hash of a deferred one made the member
-/// forget the deferred one: its next row was worked on at once, and the events whose handling had failed were not reported again.
+/// Regression: the member remembered ids with keys by a hash that anyone can compute, so a name with the same hash made it forget a
+/// deferred id. It then worked on the next row of that id at once, and did not report again the events whose handling had failed.
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_chosen_for_its_hash_makes_nobody_forget_a_deferred_one() {
     const NAMES: [&str; 2] = ["{z9_6srk", "rtwghk3"];

@@ -1,4 +1,4 @@
-//! Rows that are read late: they undo nothing, and what they reported is not lost.
+//! Rows that are read late: they undo nothing, and the events that they reported are not lost.
 
 use std::{
     sync::{Arc, Mutex},
@@ -14,8 +14,8 @@ use crate::{
 
 type Ids = Log<Work<Notification>>;
 
-/// Regression: the successors of a reshard began as if everything before them was worked on. A tombstone whose name was taken again in the
-/// successors had not been read, so the end of that database was not reported there.
+/// Regression: the successors of a reshard began as if everything before them had been worked on. A tombstone whose name was used again in
+/// the successors had not been read yet, so the end of its database was not reported there.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_is_news_also_if_its_name_was_taken_after_a_reshard() {
     let fixture = ConsumerFixture::new(1).await;
@@ -44,7 +44,7 @@ async fn the_end_of_a_database_is_news_also_if_its_name_was_taken_after_a_reshar
     assert_eq!(*gone.lock().unwrap(), [None, Some(db("a", 1).instance)]);
 }
 
-/// Regression: a member that took over in the same process used the pages that the previous member had read, with rows older than those on
+/// Regression: a member that took over in the same process used the pages of the previous member, so it delivered rows older than those on
 /// which that member had worked.
 #[tokio::test(start_paused = true)]
 async fn who_takes_over_is_given_no_older_row_than_the_one_before() {
@@ -74,7 +74,7 @@ async fn who_takes_over_is_given_no_older_row_than_the_one_before() {
     assert_eq!(*updates.lock().unwrap(), [0, 1, 1]);
 }
 
-/// Regression: if the time for a handover was unlimited, a handler that never returned kept its shard when its member was shut down.
+/// Regression: a member without a time limit for handovers waited for a handler that never returned, so its shutdown never ended.
 #[tokio::test(start_paused = true)]
 async fn a_hung_handler_does_not_keep_a_shutdown_from_ending() {
     let fixture = ConsumerFixture::new(1).await;

@@ -60,7 +60,7 @@ async fn builds_are_debounced_deduplicated_and_name_their_design_documents() {
     views.shutdown().await.unwrap();
 }
 
-/// Bug: a change to a design document whose id was not recorded was lost among changes with an id in the same fold, and its index was not
+/// Bug: the recipe overlooked a change to a design document without an id if changes with an id were in the same fold, so its index was not
 /// built. Fix: the row of changes without an id is read with the others.
 #[tokio::test(start_paused = true)]
 async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_folded_with() {
@@ -179,7 +179,7 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
     views.shutdown().await.unwrap();
 }
 
-/// CouchDB 4 waits for a minute before it triggers a build, and loses the build if the process ends in that minute.
+/// CouchDB 4 waits a minute before it triggers a build, and loses the build if the process ends within that minute.
 #[tokio::test(start_paused = true)]
 async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     let fixture = ConsumerFixture::new(1).await;
@@ -194,14 +194,14 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     let (views, mut reports) = fixture.views(quick()).await;
     assert_eq!(reports.done().await.db, a);
     fixture.until_done().await;
-    // A crash while the build runs, after others were done and that was saved.
+    // A crash while the build runs, after other builds were done and saved.
     fixture.event(&a, EventKind::Updated).await;
     let (_build, _decide) = reports.next_work().await;
     fixture.event(&b, EventKind::Created).await;
     assert_eq!(reports.done().await.db, b);
     pass(Duration::from_secs(5)).await;
     drop((views, reports));
-    // The event happens while there is no member.
+    // An event happens while there is no member.
     fixture.event(&c, EventKind::Created).await;
     let (views, mut reports) = fixture.views(quick()).await;
     let built = BTreeSet::from([reports.done().await.db, reports.done().await.db]);
@@ -214,8 +214,8 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     views.shutdown().await.unwrap();
 }
 
-/// Bug: databases that were deleted while nobody worked for longer than tombstones are kept were never reported as gone, and their indexes
-/// stayed forever. Fix: the janitor keeps the tombstones that a consumer has not passed.
+/// Bug: the janitor dropped tombstones while the consumer had no member for longer than tombstones are kept, so the deleted databases were
+/// never reported as gone, and their indexes stayed forever. Fix: the janitor keeps the tombstones that a consumer has not passed.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_is_reported_however_long_nobody_has_worked() {
     let fixture = ConsumerFixture::new(2).await;
@@ -247,7 +247,7 @@ async fn the_end_of_a_database_is_reported_however_long_nobody_has_worked() {
     until("the tombstone's end", async || fixture.other.stats().tombstones_dropped > 0).await;
 }
 
-/// A row names one replaced instance. If several have come and gone since the last build, the handler learns which one is alive.
+/// A row names only one replaced instance. If several have come and gone since the last build, the handler learns which instance is alive.
 #[tokio::test(start_paused = true)]
 async fn all_instances_but_the_living_one_are_reported_as_gone_however_many_have_come_since() {
     for lives in [true, false] {
@@ -265,7 +265,7 @@ async fn all_instances_but_the_living_one_are_reported_as_gone_however_many_have
         if !lives {
             fixture.event(&third, EventKind::Deleted).await;
         }
-        // The member crashes before it has saved that, and gets the news again.
+        // The member crashes before it saves a checkpoint, and gets the news again.
         for _ in 0..2 {
             let options = quick().checkpoint_interval(NEVER);
             let (views, mut reports) = fixture.views(options).await;
@@ -282,7 +282,7 @@ async fn all_instances_but_the_living_one_are_reported_as_gone_however_many_have
     }
 }
 
-/// Builds all databases, except that those whose names begin with `bad` fail, and `hung` hangs, until they are mended.
+/// Builds all databases, except that those named `bad…` fail, and `hung` hangs, until they are mended.
 #[derive(Clone, Default)]
 struct Fussy {
     built: Arc<Mutex<BTreeSet<Db>>>,
@@ -324,7 +324,7 @@ impl DbHandler<IndexBuild> for Fussy {
     }
 }
 
-/// Bug: databases that fail forever filled the room for waiting work: a healthy one was not built within a day. Fix: they have keys.
+/// Bug: databases that always fail filled the room for waiting work, so a healthy one was not built within a day. Fix: they have keys.
 #[tokio::test(start_paused = true)]
 async fn databases_that_fail_forever_keep_no_others_from_being_built() {
     let fixture = ConsumerFixture::new(1).await;
@@ -352,7 +352,7 @@ async fn databases_that_fail_forever_keep_no_others_from_being_built() {
     views.shutdown().await.unwrap();
 }
 
-/// Bug: four builds that hung stopped everything else, silently. Fix: builds without progress are cancelled and deferred.
+/// Bug: hung builds were never given up, so four silently stopped all others. Fix: builds without progress are cancelled and deferred.
 #[tokio::test(start_paused = true)]
 async fn builds_that_hang_are_cancelled_and_leave_half_of_the_places_to_others() {
     let fixture = ConsumerFixture::new(1).await;
@@ -395,7 +395,7 @@ async fn a_build_that_shows_progress_may_take_as_long_as_it_takes() {
     views.shutdown().await.unwrap();
 }
 
-/// A clean-up that fails is deferred, and is repeated before anything is done for the successor.
+/// A clean-up that fails is deferred and repeated before any work for the successor begins.
 #[tokio::test(start_paused = true)]
 async fn a_clean_up_that_fails_is_made_good_before_the_successor_is_built() {
     for is_back in [false, true] {
@@ -423,8 +423,8 @@ async fn a_clean_up_that_fails_is_made_good_before_the_successor_is_built() {
     }
 }
 
-/// Bug: a deferred database waited for its turn in memory. Meanwhile it was deleted and cleaned up; then it was built. Fix: a tombstone
-/// that passes a deferred id removes the id from memory.
+/// Bug: a deferred database that was waiting in memory for its turn stayed there when it was deleted and cleaned up, so it was built
+/// afterwards. Fix: a tombstone that passes a deferred id removes the id from memory.
 #[tokio::test(start_paused = true)]
 async fn a_deferred_database_that_is_deleted_before_its_turn_is_not_built() {
     let fixture = ConsumerFixture::new(1).await;
@@ -471,8 +471,8 @@ impl DbHandler<IndexBuild> for OneKey {
     }
 }
 
-/// Bug: a commit outlives the task that began it. The commit of a build whose database was deleted meanwhile came after `deleted` had
-/// cleared the index, and stayed forever. Fix: the end of the run writes what [`Run::verify`](notibus::consumer::Run::verify) reads.
+/// A commit can outlive the task that began it. Bug: nothing stopped the commit of a failed build from arriving after `deleted` had cleared
+/// the index, so its writes stayed forever. Fix: the end of the run writes what [`Run::verify`](notibus::consumer::Run::verify) reads.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_is_on_its_way_when_its_build_has_failed_does_not_happen() {
     let fixture = ConsumerFixture::new(1).await;
@@ -524,7 +524,7 @@ async fn a_build_that_was_done_again_or_whose_database_is_gone_can_write_nothing
 /// How long a slow build takes.
 const BUILD: Duration = Duration::from_secs(10);
 
-/// Bug: a tenant with many databases took all places: a later tenant waited for all of them. Fix: tenants take turns.
+/// Bug: a tenant with many databases took all places, so a later tenant waited for all of these databases. Fix: tenants take turns.
 #[tokio::test(start_paused = true)]
 async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     let fixture = ConsumerFixture::new(1).await;
@@ -561,7 +561,7 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     views.shutdown().await.unwrap();
 }
 
-/// Counts how many of these are alive.
+/// Counts how many values of this type are alive.
 struct Alive(Arc<AtomicUsize>);
 
 impl Alive {
@@ -583,7 +583,7 @@ struct Busy {
     bus: Bus,
     /// The number of builds, and of tasks in their jobs, that are alive.
     alive: Arc<AtomicUsize>,
-    /// Receives how many were alive when a database was reported as deleted.
+    /// Receives the value of `alive` when a database is reported as deleted.
     at_ends: UnboundedSender<usize>,
 }
 
@@ -611,7 +611,7 @@ impl DbHandler<IndexBuild> for Busy {
     }
 }
 
-/// On real threads: a database is deleted while the tasks of its build are being polled. All of them must have ended before the handler
+/// On real threads, a database is deleted while the tasks of its build are being polled. All tasks must have ended before the handler
 /// learns of the deletion, although only the work that was passed to the handler waits for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 6)]
 async fn all_tasks_of_a_build_have_ended_before_the_end_is_reported() {

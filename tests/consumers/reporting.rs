@@ -22,7 +22,7 @@ use crate::{
     fixture::ConsumerFixture,
 };
 
-/// Where scans save their positions.
+/// The prefix of the keys at which scans save their positions.
 pub const SEEN: &str = "seen/";
 
 impl ConsumerFixture {
@@ -43,7 +43,7 @@ impl ConsumerFixture {
         .await;
     }
 
-    /// Commits what `write` writes, and waits until the `events` that it records are in the feed.
+    /// Commits the writes of `write`, and waits until the `events` events that it records are in the feed.
     pub async fn committed(&self, events: u64, write: impl AsyncFn(&Transaction) -> notibus::Result<()>) {
         let before = self.other.stats().folded.total();
         self.store.run(async |tx| write(&tx).await).await.unwrap();
@@ -71,7 +71,7 @@ impl ConsumerFixture {
         .await;
     }
 
-    /// Creates a database with a feed of this many shards, and with `docs` documents in it.
+    /// Creates a database with a feed of `shards` shards that has `docs` documents.
     pub async fn create_with_docs(&self, db: &Db, shards: u32, docs: u8) {
         let (changes, producer) = (self.other.changes(), self.other.producer());
         let create =
@@ -193,7 +193,7 @@ impl<W> Reports<W> {
         within("an end", self.gone.recv()).await.unwrap().db
     }
 
-    /// Whether there is no work for a good while.
+    /// Whether no work arrives for 30 s.
     pub async fn is_quiet(&mut self) -> bool {
         tokio::time::timeout(Duration::from_secs(30), self.works.recv()).await.is_err()
     }

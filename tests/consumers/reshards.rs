@@ -26,12 +26,12 @@ use crate::{
     fixture::{ConsumerFixture, Log, names, pass},
 };
 
-/// Returns options for a janitor that works all the time.
+/// Returns options for a janitor that starts a pass every 100 ms.
 fn eager() -> JanitorOptions {
     JanitorOptions::default().interval(Duration::from_millis(100))
 }
 
-/// Returns options for members that poll their shards each second.
+/// Returns options for members that poll their shards every second.
 fn polled() -> ConsumerOptions {
     ConsumerOptions::default().poll_interval(Duration::from_secs(1))
 }
@@ -46,7 +46,7 @@ async fn checkpoint(fixture: &ConsumerFixture) -> Sequence {
     fixture.handle().status().await.unwrap().shards[0].checkpoint
 }
 
-/// Makes a log whose handlers of `shard` wait with each batch until `true` is sent.
+/// Makes a log whose handlers hold each batch of `shard` until `true` is sent.
 fn held_up(shard: ShardId) -> (Log<Batch<Notification>>, watch::Sender<bool>) {
     let (goes_on, received) = watch::channel(false);
     let log = Log::doing(move |batch: Batch<Notification>| {
@@ -63,9 +63,8 @@ fn held_up(shard: ShardId) -> (Log<Batch<Notification>>, watch::Sender<bool>) {
 
 /// The janitor does not drop an entry that a consumer is in, nor the entry that it moves to next, even if they have no rows.
 ///
-/// Bug: one shard was drained, and its mark was the first sequence of its successors. Before the other shard was drained, the janitor
-/// dropped these successors. The end of the other shard was now further on, the mark of the first shard was before it, and both waited for
-/// each other forever.
+/// Bug: one shard was drained, and its mark was the first sequence of its successors. The janitor dropped these successors before the other
+/// shard was drained, so the end of the other shard was now after the mark of the first one, and both waited for each other forever.
 #[tokio::test(start_paused = true)]
 async fn the_entries_to_which_a_consumer_goes_over_are_kept() {
     let fixture = ConsumerFixture::new(2).await;
@@ -92,9 +91,9 @@ async fn the_entries_to_which_a_consumer_goes_over_are_kept() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: an entry was dropped once its shards were empty, although a node was still working on rows that had been in one of them. The
-/// consumer moved to the next shards, and another node could deliver newer rows of the same databases before the older batch had ended. A
-/// checkpoint that was written then left the consumer in shards of two entries, where it got stuck.
+/// Bug: the janitor dropped an entry once its shards were empty, although a node was still working on rows that had been in one of them.
+/// The consumer moved to the next shards, so another node could deliver newer rows of the same databases before the older batch had ended,
+/// and a checkpoint written then left the consumer stuck in shards of two entries.
 #[tokio::test(start_paused = true)]
 async fn an_empty_entry_is_kept_until_the_work_in_it_has_ended() {
     let fixture = ConsumerFixture::new(2).await;
@@ -130,7 +129,7 @@ pub fn moves_a_key(attempt: &Attempt) -> bool {
         .any(|mutation| matches!(mutation, Operation::Clear { key } if key.starts_with(deferred)))
 }
 
-/// A request to work again finds the key of its id, whether or not the key was moved to a successor: a second key would forget what was
+/// A request to work again finds the key of its id, whether or not the key was moved to a successor: a second key would lack what was
 /// finished, or be lost.
 #[tokio::test(start_paused = true)]
 async fn a_request_during_a_reshard_finds_the_key_wherever_it_is() {
@@ -199,7 +198,7 @@ async fn a_request_during_a_reshard_finds_the_key_wherever_it_is() {
     }
 }
 
-/// Several reshards in a row, with rows in between, over two members, both by ids and in batches.
+/// Several reshards in a row, with rows in between and two members, both by ids and in batches.
 #[tokio::test(start_paused = true)]
 async fn reshards_in_a_row_lose_nothing() {
     for is_ordered in [false, true] {
@@ -240,8 +239,8 @@ async fn reshards_in_a_row_lose_nothing() {
     }
 }
 
-/// Bug: the successor of a shard cancelled the runs of its deferred ids when it got its checkpoint. They were not ended in the store, so
-/// what they had begun could be committed while the next run of the id was in progress.
+/// Bug: the successor of a shard cancelled the runs of its deferred ids when it got its checkpoint, but did not end them in the store, so
+/// their transactions could be committed while the next run of the id was in progress.
 #[tokio::test(start_paused = true)]
 async fn a_run_in_a_successor_goes_on_when_the_predecessors_are_drained() {
     let fixture = ConsumerFixture::new(2).await;
@@ -270,7 +269,7 @@ async fn a_run_in_a_successor_goes_on_when_the_predecessors_are_drained() {
         }
     });
     let options = polled().attempts_max(1).backoff_max(Duration::from_secs(1));
-    // This keeps the run that holds the other shard from getting a key.
+    // The long interval keeps the run that holds the other shard from getting a key.
     let options = options.checkpoint_interval(Duration::from_mins(5));
     fixture.create(["bad"]).await;
     let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options);
@@ -291,8 +290,8 @@ async fn a_run_in_a_successor_goes_on_when_the_predecessors_are_drained() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A barrier waits for what is worked on in a shard. The feed is resharded before the barrier reads the rows of that shard, and these rows
-/// move on. Regression: they were in none of the shards that the barrier read, so it claimed that the consumer had caught up.
+/// A barrier waits for work in a shard. The feed is resharded before the barrier reads the rows of that shard, and the rows move.
+/// Regression: the barrier read none of the shards to which the rows had moved, so it claimed that the consumer had caught up.
 #[tokio::test(start_paused = true)]
 async fn a_reshard_while_a_barrier_looks_holds_the_barrier() {
     let fixture = ConsumerFixture::new(1).await;
@@ -344,8 +343,8 @@ async fn a_reshard_while_a_barrier_looks_holds_the_barrier() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A member takes over a drained shard whose keys are not moved yet, because the member before it has crashed. Whatever is due there waits
-/// until it is in the successor, where new rows of the same ids are worked on.
+/// A member takes over a drained shard whose keys are not moved yet, because the member before it has crashed. Due ids wait there until
+/// their keys are in the successor, where new rows of the same ids are worked on.
 #[tokio::test(start_paused = true)]
 async fn keys_of_a_drained_shard_are_not_worked_on_before_they_have_moved() {
     let fixture = ConsumerFixture::new(1).await;

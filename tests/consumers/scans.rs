@@ -68,7 +68,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_saved_positi
     }
     fixture.until_done().await;
     scans.shutdown().await.unwrap();
-    // Another process continues, unlike CouchDB, which starts from zero.
+    // Another process continues the scan; CouchDB would start from zero.
     fixture.document(&created, "g").await;
     let (scans, mut reports) = fixture.scans().await;
     let (mut scan, decide) = reports.next_work().await;
@@ -181,7 +181,7 @@ async fn only_the_positions_of_what_has_ended_are_removed() {
     scans.shutdown().await.unwrap();
 }
 
-/// The scans crash at random between updates: at the end every document was seen.
+/// Scans crash at random between updates; in the end they have seen every document.
 #[tokio::test(start_paused = true)]
 async fn no_change_is_missed_by_scans_that_crash_at_random() {
     let mut random = dice();

@@ -39,7 +39,7 @@ async fn work_on(tx: &Transaction, batch: &Batch<Notification>) -> notibus::Resu
     Ok(())
 }
 
-/// The calls of the handlers of all nodes, by the number of the handler.
+/// The calls of each handler, by the handler's number, for all nodes.
 type Calls = Arc<Mutex<Vec<Vec<&'static str>>>>;
 
 /// A handler that counts exactly once in `store`, and sometimes fails: before its commit, after it, or with a panic.
@@ -145,7 +145,7 @@ impl Scenario {
         self.nodes.push(Running { faults, consumer });
     }
 
-    /// Takes one of the nodes out.
+    /// Removes a random node from the list.
     fn take(&mut self) -> Running {
         let place = self.random.usize(..self.nodes.len());
         self.nodes.swap_remove(place)
@@ -157,7 +157,7 @@ impl Scenario {
             // A node dies.
             2 if self.nodes.len() > 1 => drop(self.take().consumer),
             3 if self.nodes.len() > 1 => self.take().consumer.shutdown().await.unwrap(),
-            // A node hangs in all of its commits for longer than its expiry; its handlers continue when they can.
+            // A node hangs in all of its commits, possibly for longer than its expiry; its handlers continue when they can.
             4 => {
                 let gate = Gate::default();
                 let held = gate.clone();
@@ -195,7 +195,7 @@ impl Scenario {
         let handle = self.bus.consumer("c").unwrap();
         let open = feed.topology().await.unwrap().pop().unwrap().shards;
         let is_done = async || {
-            // Before the consumer works on the open shards, it is not reported as behind there.
+            // The lag does not include the open shards until the consumer works on them.
             let shards = handle.status().await.unwrap().shards;
             shards.iter().map(|shard| shard.shard).eq(open.iter().copied())
                 && handle.lag().await.unwrap().iter().all(|shard| shard.rows == 0)

@@ -1,4 +1,4 @@
-//! What a consumer receives, and how far it has come.
+//! Which rows a consumer receives, and how far it has come.
 
 use std::{
     collections::BTreeSet,
@@ -280,7 +280,7 @@ async fn work_is_done_again_when_somebody_asks() {
     consumer.shutdown().await.unwrap();
 }
 
-/// In other libraries, a consumer that starts "now" begins where it first reads, and then the first event is lost.
+/// In other libraries, a consumer that starts "now" begins at its first read, so it loses events from before that read.
 #[tokio::test(start_paused = true)]
 async fn the_first_event_after_the_creation_is_given_however_late_it_is_read() {
     let fixture = ConsumerFixture::new(4).await;
@@ -318,8 +318,8 @@ async fn batches_have_limits_of_rows_and_bytes() {
     }
 }
 
-/// Bug: barriers scanned 100,000 rows after the checkpoint, from the same place each time. A filter that wants few databases leaves more
-/// rows than that, because nothing is saved for unwanted rows, so the barriers never passed.
+/// Bug: barriers scanned 100,000 rows after the checkpoint, from the same place each time. With a filter that wants few databases more rows
+/// can follow the checkpoint, because nothing is saved for unwanted rows, so the barriers never passed.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_passes_any_number_of_rows_that_are_not_wanted() {
     let fixture = ConsumerFixture::new(1).await;
@@ -367,9 +367,9 @@ impl Handler<Work<Notification>> for Late {
     }
 }
 
-/// Regression: the first change of the heads in a process had the same number as the heads before it. So a page read by one consumer before
-/// the watcher's first poll counted as the newest for another one, which got no further hint: the row of that poll was lost until the next
-/// append.
+/// Regression: the watcher gave the first change of the heads in a process the same number as the heads before it, so a page that one
+/// consumer had read before the watcher's first poll counted as the newest for another one, which missed the row of that poll until the
+/// next append.
 #[tokio::test(start_paused = true)]
 async fn a_page_from_before_the_first_look_is_not_the_newest_after_it() {
     let fixture = ConsumerFixture::new(1).await;
@@ -385,7 +385,7 @@ async fn a_page_from_before_the_first_look_is_not_the_newest_after_it() {
     let second = joined(&fixture.bus).await.consumer("late").unwrap().options(hinted());
     let second = second.start_from(Cursor::BEGINNING).run(late).await.unwrap();
     until("it has its shard", async || has_come.load(Ordering::Relaxed) == 1).await;
-    // The first consumer reads the first page, and no other.
+    // The first consumer reads the first page and no further one.
     let hangs = Rows::doing(async |_| std::future::pending().await);
     let first = fixture.member().await.start_from(Cursor::BEGINNING);
     let first = first.run_batches(hangs.handler()).await.unwrap();

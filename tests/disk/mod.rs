@@ -1,9 +1,9 @@
 //! [`SimulatedDisk`]: a disk in memory that fails, fills up and loses its power. Shared by the tests of folders, the simulation, and the
 //! fuzzer of folders.
 //!
-//! It can do everything that a disk may do with unsynced writes. Each page of a file may be as it was at the last
-//! sync, or as any later write has left it. The file may have its old length or a longer one. Of the changes of names
-//! since the folder was synced, any number of the first ones may have happened.
+//! It can do everything that a disk may do with unsynced writes. Each page of a file may be as it was at the last sync, or as any later
+//! write left it. The file may have its old length or a longer one. Of the name changes since the folder was synced, the first few may have
+//! taken effect: none, all, or any number in between.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -44,7 +44,7 @@ pub enum DiskOperation {
     SyncFolder,
 }
 
-/// A fault of an operation.
+/// A fault in an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskFault {
     /// The operation fails with this code of the operating system, and has no effect.
@@ -114,12 +114,12 @@ struct Content {
     bytes: Vec<u8>,
     /// The bytes as they were at the last sync.
     synced: Vec<u8>,
-    /// The writes since then, in order.
+    /// The writes since the last sync, in order.
     writes: Vec<(usize, Vec<u8>)>,
 }
 
 impl State {
-    /// The total number of bytes of all files that have a name.
+    /// Returns the total size of all files that have a name, in bytes.
     fn used(&self) -> usize {
         self.names.values().map(|file| self.files[*file].bytes.len()).sum()
     }
@@ -143,13 +143,13 @@ impl Content {
         self.writes.push((at, bytes.to_vec()));
     }
 
-    /// Puts everything on disk.
+    /// Makes all writes durable.
     fn sync(&mut self) {
         self.synced.clone_from(&self.bytes);
         self.writes.clear();
     }
 
-    /// The content after a power failure; `choose` draws a number below its argument.
+    /// Returns the content after a power failure; `choose` draws a number below its argument.
     fn torn(
         &self,
         page_len: usize,
@@ -178,7 +178,7 @@ impl Content {
                 torn[from..to].copy_from_slice(&bytes[from - at..to - at]);
             }
         }
-        // The length is any from the synced one to the present one, at the end of a page.
+        // The length is any between the synced one and the present one, at the end of a page.
         let pages = len.div_ceil(page_len) - self.synced.len().div_ceil(page_len);
         let shorter = choose(pages + 2);
         let shortened = match shorter {
@@ -200,7 +200,7 @@ fn put(target: &mut Vec<u8>, at: usize, bytes: &[u8]) {
 }
 
 impl SimulatedDisk {
-    /// An empty disk, which writes pages of `page_len` bytes as a whole.
+    /// Makes an empty disk, which writes each page of `page_len` bytes as a whole.
     ///
     /// # Panics
     ///
@@ -217,8 +217,8 @@ impl SimulatedDisk {
         Ok(self.open_with(Env::system(), FolderTuning::default())?.database)
     }
 
-    /// Opens the store on this disk, with a snapshot each time its journals have this many bytes and are as long as the
-    /// snapshot, written within the commit.
+    /// Opens the store on this disk. It writes a snapshot, within the commit, each time its journals have this many bytes and are as long
+    /// as the snapshot.
     ///
     /// Fails as [`Store::open_dir`] does.
     pub fn open_small(&self, journal_len_min: u64) -> Result<Store> {
@@ -249,7 +249,7 @@ impl SimulatedDisk {
         check_on(self)
     }
 
-    /// Makes `plan` decide about each operation; `None` lets it happen.
+    /// Lets `plan` decide about each operation; `None` lets the operation happen.
     pub fn plan(&self, plan: impl FnMut(&DiskOperation) -> Option<DiskFault> + Send + 'static) {
         self.state().plan = Some(Box::new(plan));
     }
@@ -264,12 +264,13 @@ impl SimulatedDisk {
         self.state().size = size;
     }
 
-    /// The total number of bytes of all files.
+    /// Returns the total size of all files, in bytes.
     pub fn used(&self) -> usize {
         self.state().used()
     }
 
-    /// A copy of the disk without locks and plan: as another process finds it after this one was killed, or as a copy of an open folder.
+    /// Returns a copy of the disk without locks and plan: what another process finds after this one was killed, or a copy of an open
+    /// folder.
     #[must_use]
     pub fn copied(&self) -> Self {
         let state = self.state();
@@ -285,8 +286,8 @@ impl SimulatedDisk {
         Self { state: Arc::new(Mutex::new(copy)), page_len: self.page_len }
     }
 
-    /// The disk after a power failure. `choose` draws a number below its argument, as often as it is called; its
-    /// possible draws cover everything that can happen.
+    /// Returns the disk after a power failure. Each call of `choose` draws a number below its argument; the possible draws cover everything
+    /// that can happen.
     #[must_use]
     pub fn after_power_failure(&self, mut choose: impl FnMut(usize) -> usize) -> (Self, Unsynced) {
         let state = self.state();
@@ -304,18 +305,18 @@ impl SimulatedDisk {
         (Self { state: Arc::new(Mutex::new(left)), page_len: self.page_len }, unsynced)
     }
 
-    /// The names of its files, in order.
+    /// Returns the names of all files, in order.
     pub fn names(&self) -> Vec<String> {
         self.state().names.keys().cloned().collect()
     }
 
-    /// The content of a file; empty if it does not exist.
+    /// Returns the content of a file; empty if the file does not exist.
     pub fn read(&self, name: &str) -> Vec<u8> {
         let state = self.state();
         state.names.get(name).map(|file| state.files[*file].bytes.clone()).unwrap_or_default()
     }
 
-    /// Writes `bytes` as a file that is synced.
+    /// Writes `bytes` as a synced file.
     pub fn write(&self, name: &str, bytes: &[u8]) {
         let mut state = self.state();
         let content = Content { bytes: bytes.to_vec(), synced: bytes.to_vec(), writes: Vec::new() };
@@ -503,8 +504,7 @@ impl File for SimulatedFile {
     }
 }
 
-/// Opens a folder in which one of the files has the bytes of `input` after the first one, which selects the file. No bytes may make it
-/// panic.
+/// Opens a folder in which the first byte of `input` selects the file that has the other bytes. No input may make this panic.
 pub fn open_with_file(input: &[u8]) {
     let (choice, bytes) = input.split_first().unwrap_or((&0, &[]));
     let disk = SimulatedDisk::new(64);

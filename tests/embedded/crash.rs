@@ -1,4 +1,4 @@
-//! Crashes: the content of a store in a folder after its process was killed.
+//! Crashes: the content of a folder's store after its process was killed.
 //!
 //! The test runs itself again as a child, which commits as fast as it can and prints each acknowledged commit.
 //! The child is killed at a random moment, and the folder is opened: every acknowledged commit must be there, and every
@@ -19,13 +19,13 @@ use notibus::{
     store::{AtomicOp, Isolation, KeyRange, RangeRead, Store},
 };
 
-/// Names the folder for the child; without it the process is the parent.
+/// The environment variable with the folder of the child; a process without it is the parent.
 const FOLDER: &str = "NOTIBUS_CRASH_FOLDER";
 
-/// Seeds the moments at which children are killed.
+/// The environment variable with the seed for the moments at which children are killed.
 const SEED: &str = "NOTIBUS_SEED";
 
-/// How often a child is killed, unless `NOTIBUS_KILLS` says so.
+/// The number of children that are killed, unless `NOTIBUS_KILLS` sets another number.
 const ROUNDS: u32 = 14;
 
 /// The number of transactions that the child runs at once.
@@ -34,10 +34,10 @@ const WORKERS: u64 = 8;
 /// The number of keys that each transaction sets to one token.
 const PARTS: u64 = 5;
 
-/// The rows of this many transactions are kept for each worker.
+/// The number of transactions whose rows each worker keeps.
 const KEPT: u64 = 20;
 
-/// How long to wait for what must happen.
+/// How long to wait for an expected event.
 const PATIENCE: Duration = Duration::from_mins(2);
 
 #[test]
@@ -76,9 +76,9 @@ fn a_killed_process_loses_nothing_acknowledged_and_tears_nothing() {
 /// A child that will be killed.
 struct Killed {
     child: Child,
-    /// Its acknowledged commits: worker and number of the transaction.
+    /// The child's acknowledged commits: the worker and the number of the transaction.
     acknowledgements: mpsc::Receiver<(usize, u64)>,
-    /// Acknowledgements that were read already.
+    /// Acknowledgements that are already read from the channel.
     taken: Vec<(usize, u64)>,
 }
 
@@ -102,7 +102,7 @@ impl Killed {
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(std::io::Result::ok) {
                 if let Some(acknowledged) = parse(&line) {
-                    // The parent may have failed by now.
+                    // The receiver may be gone, if the test has failed.
                     let _ = sender.send(acknowledged);
                 }
             }
@@ -110,13 +110,13 @@ impl Killed {
         Self { child, acknowledgements, taken: Vec::new() }
     }
 
-    /// Waits until the child has committed something.
+    /// Waits for the first commit of the child.
     fn wait_for_load(&mut self) {
         let first = self.acknowledgements.recv_timeout(PATIENCE);
         self.taken.push(first.expect("the child commits"));
     }
 
-    /// Kills the child, updates the last number of each worker from its acknowledgements, and returns how many there were.
+    /// Kills the child, updates the last number of each worker from the acknowledgements, and returns the number of acknowledgements.
     fn kill(mut self, acknowledged: &mut [u64]) -> usize {
         self.child.kill().expect("the child can be killed");
         let status = self.child.wait().expect("the child ends");
@@ -130,13 +130,13 @@ impl Killed {
     }
 }
 
-/// The worker and number of an acknowledgement. The last line of a killed child may be cut; a whole one ends in a dot.
+/// Parses the worker and the number of an acknowledgement. The last line of a killed child may be cut off; a complete line ends with a dot.
 fn parse(line: &str) -> Option<(usize, u64)> {
     let (worker, number) = line.strip_prefix("ack ")?.strip_suffix('.')?.split_once(' ')?;
     Some((worker.parse().ok()?, number.parse().ok()?))
 }
 
-/// Asserts that a folder that another process has open is refused, with the reason.
+/// Asserts that a folder that another process has open is refused for this reason.
 fn assert_is_locked(folder: &Path) {
     match Store::open_dir(folder) {
         Err(Error::Open { reason, .. }) => {
@@ -161,7 +161,7 @@ fn commit_until_killed(folder: &Path) -> ! {
     unreachable!("the workers do not end");
 }
 
-/// Commits one transaction after the other and prints each one once it is acknowledged.
+/// Commits transactions one by one, and prints each once it is acknowledged.
 async fn work(store: Store, worker: u64) -> Result<()> {
     let mut number = last(&store, worker).await?;
     loop {
@@ -187,24 +187,24 @@ fn row_key(worker: u64, number: u64, part: u64) -> Vec<u8> {
     [&b"row/"[..], &numbers.concat()].concat()
 }
 
-/// The key of a worker's newest transaction.
+/// Returns the key of the number of a worker's newest transaction.
 fn last_key(worker: u64) -> Vec<u8> {
     [&b"last/"[..], &worker.to_be_bytes()].concat()
 }
 
-/// The value of all parts of a transaction.
+/// Returns the value of all parts of a transaction.
 fn token(worker: u64, number: u64) -> Vec<u8> {
     format!("transaction {number} of worker {worker}").repeat(5).into_bytes()
 }
 
-/// The number of a worker's newest transaction.
+/// Reads the number of a worker's newest transaction.
 async fn last(store: &Store, worker: u64) -> Result<u64> {
     let value = store.begin().get(&last_key(worker), Isolation::Snapshot).await?;
     Ok(value.map_or(0, |value| u64::from_be_bytes(value[..].try_into().expect("it has 8 bytes"))))
 }
 
-/// Opens the folder and checks that it holds every acknowledged transaction, and no partial one. From
-/// then on, all that it holds must stay.
+/// Opens the folder, and checks that it has every acknowledged transaction, and no partial one. From then on, all that it has counts as
+/// acknowledged.
 fn check(folder: &Path, acknowledged: &mut [u64]) {
     let store = Store::open_dir(folder).expect("a killed process leaves a good folder");
     let runtime =
@@ -214,7 +214,7 @@ fn check(folder: &Path, acknowledged: &mut [u64]) {
         let mut total = 0;
         for (worker, acknowledged) in (0..WORKERS).zip(acknowledged) {
             let last = last(&store, worker).await.expect("it can be read");
-            // A worker waits for each commit, so at most one was not acknowledged.
+            // A worker waits for each commit, so at most one commit was not acknowledged.
             assert!(
                 (*acknowledged..=*acknowledged + 1).contains(&last),
                 "worker {worker}: {acknowledged} was acknowledged, {last} is there"

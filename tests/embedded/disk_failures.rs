@@ -1,4 +1,4 @@
-//! A durable store on disks that fail, fill up and lose their power.
+//! A durable store on disks that fail, fill up and lose power.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 /// A length that no journal reaches.
 const ENDLESS: u64 = 1 << 40;
 
-/// A disk whose syncs fail, once the flag is set.
+/// Returns a disk whose syncs fail once the flag is set.
 fn failing(code: i32) -> (SimulatedDisk, Arc<AtomicBool>) {
     let (disk, fails) = (SimulatedDisk::new(512), Arc::new(AtomicBool::new(false)));
     let asked = Arc::clone(&fails);
@@ -52,8 +52,8 @@ async fn rows(store: &Store) -> Rows {
     rows
 }
 
-/// Regression: a commit whose sync had failed was reported as not committed although it was on the disk, so a caller that tried again did
-/// it twice.
+/// Regression: the store reported a commit whose sync had failed as not committed although it was on the disk, so a caller that tried again
+/// committed twice.
 #[tokio::test]
 async fn a_commit_whose_sync_has_failed_may_have_happened() {
     let (disk, fails) = failing(DiskFault::IO);
@@ -76,7 +76,7 @@ async fn a_commit_whose_sync_has_failed_may_have_happened() {
     assert!(!rows.contains_key(&b"after"[..]));
 }
 
-/// Regression: read-only transactions waited for the commit thread, and failed forever after the disk had failed.
+/// Regression: read-only transactions waited for the commit thread, so after a failure of the disk they failed forever.
 #[tokio::test]
 async fn reading_goes_on_after_the_disk_has_failed_and_every_caller_gets_the_failure() {
     let (disk, fails) = failing(DiskFault::IO);
@@ -92,8 +92,7 @@ async fn reading_goes_on_after_the_disk_has_failed_and_every_caller_gets_the_fai
     assert_eq!(failed.await.unwrap().code(), Some(StoreError::IO_ERROR.code()));
 }
 
-/// The commit thread may die while it commits, and the commit may be on the disk by then. So no caller may be answered that the
-/// commit has not happened.
+/// The commit thread may die during a commit that is already on the disk, so no caller may get the answer that the commit did not happen.
 #[tokio::test]
 async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     let disk = SimulatedDisk::new(512);
@@ -106,7 +105,7 @@ async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     let error = set(&db, b"dying").await.unwrap_err();
     assert!(error.is_maybe_committed() && !error.is_retryable(), "{error}");
     assert_eq!(error.code(), Some(StoreError::COMMIT_UNKNOWN_RESULT.code()));
-    // Until the failure is known, a commit may still enter the queue of the thread, and nobody can say whether the thread has taken it.
+    // Until the failure is known, a commit can still enter the queue of the thread, and it is unknown whether the thread has taken it.
     assert_eq!(db.failed().await.code(), Some(StoreError::IO_ERROR.code()));
     let error = set(&db, b"after").await.unwrap_err();
     assert!(!error.is_maybe_committed() && !error.is_retryable(), "{error}");
@@ -117,8 +116,8 @@ async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     assert!(rows.contains_key(&b"dying"[..]) && !rows.contains_key(&b"after"[..]), "{rows:?}");
 }
 
-/// Regression: a disk that was full for a moment left the storage library unusable. Every answered commit has to be there, refused ones
-/// must not be; and once there is room, commits succeed, with a restart and without one.
+/// Regression: the storage library remained unusable after its disk had been full for a moment. Every answered commit must be there, but no
+/// refused one, and once there is room, commits must succeed, with and without a restart.
 #[tokio::test]
 async fn a_full_disk_loses_nothing_and_is_mended_by_room() {
     for most in [0, 1, 30, 200] {
@@ -174,8 +173,8 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room() {
     }
 }
 
-/// Regression: whatever prevented a folder from being opened, the command exited with the code for bad input. A supervisor then does not
-/// restart it, although the disk soon had room again.
+/// Regression: the command exited with the code for bad input whatever prevented a folder from being opened, so a supervisor did not
+/// restart it although the disk soon had room again.
 #[test]
 fn an_opening_that_fails_says_whether_another_attempt_can_help() {
     const NO_PERMISSION: i32 = 13;
@@ -215,8 +214,8 @@ fn an_opening_that_fails_says_whether_another_attempt_can_help() {
     }
 }
 
-/// Regression: operations of the store never waited, so a task in a loop starved all other tasks of its thread: nodes missed their beats
-/// and gave up their leases.
+/// Regression: operations of the store never waited, so a task in a loop starved all other tasks of its thread: nodes missed their
+/// heartbeats and gave up their leases.
 #[tokio::test]
 async fn a_writer_in_a_loop_leaves_others_their_turn() {
     let store = Store::memory();
@@ -235,13 +234,13 @@ async fn a_writer_in_a_loop_leaves_others_their_turn() {
 /// Enumerates all sequences of digits in turn.
 #[derive(Default)]
 struct Odometer {
-    /// The present series, each number with its upper bound.
+    /// The current series, each number with its upper bound.
     digits: Vec<(usize, usize)>,
     drawn: usize,
 }
 
 impl Odometer {
-    /// The next number of the series.
+    /// Returns the next number of the series, which is below `below`.
     fn choose(&mut self, below: usize) -> usize {
         if self.drawn == self.digits.len() {
             self.digits.push((0, below));
@@ -252,7 +251,7 @@ impl Odometer {
         digit
     }
 
-    /// Goes on to the next series, if there is one.
+    /// Moves on to the next series; returns false if there is none.
     fn advance(&mut self) -> bool {
         self.drawn = 0;
         while let Some((digit, below)) = self.digits.pop() {
@@ -265,7 +264,7 @@ impl Odometer {
     }
 }
 
-/// Commits of all sorts, each of which changes the rows.
+/// Does commit number `number`. The commits are of all sorts, and each changes the rows.
 async fn commit(store: &Store, number: usize) -> Result<()> {
     store
         .run(async |tx| {
@@ -283,7 +282,7 @@ async fn commit(store: &Store, number: usize) -> Result<()> {
         .await
 }
 
-/// Makes all operations of `disk` fail after the first `operations`, except for reads; if `happens`, the first that fails still takes
+/// Makes all operations of `disk` except reads fail after the first `operations`. With `happens`, the first failed operation still takes
 /// effect.
 fn cut_power(disk: &SimulatedDisk, operations: usize, happens: bool) -> Arc<AtomicUsize> {
     let done = Arc::new(AtomicUsize::new(0));
@@ -301,8 +300,8 @@ fn cut_power(disk: &SimulatedDisk, operations: usize, happens: bool) -> Arc<Atom
     done
 }
 
-/// Checks that every state that a power failure can leave of `disk` holds one of `allowed`, and takes further commits.
-/// Returns the number of states, and how many held each.
+/// Checks that every state in which a power failure can leave `disk` has the rows of one of `allowed`, and accepts further commits. Returns
+/// the number of states, and how many had the rows of each.
 async fn try_states(disk: &SimulatedDisk, allowed: &[Rows]) -> (usize, Vec<usize>) {
     let (mut odometer, mut states, mut counts) = (Odometer::default(), 0, vec![0; allowed.len()]);
     loop {
@@ -312,7 +311,7 @@ async fn try_states(disk: &SimulatedDisk, allowed: &[Rows]) -> (usize, Vec<usize
         let which = allowed.iter().position(|rows| *rows == found);
         counts[which.unwrap_or_else(|| panic!("{:?}: {found:?}", odometer.digits))] += 1;
         states += 1;
-        // Torn bytes must not come back as the journal grows, whether or not it is closed cleanly.
+        // Torn bytes must not reappear as the journal grows, whether or not the store was closed cleanly.
         if states % 7 == 0 {
             set(&db, b"after").await.unwrap();
             let expected = rows(&db).await;
@@ -326,14 +325,14 @@ async fn try_states(disk: &SimulatedDisk, allowed: &[Rows]) -> (usize, Vec<usize
 }
 
 /// Regression: a folder was refused after a power failure that had left later pages of an unanswered commit but not the earlier ones. The
-/// journal here is so small that the test tries all states that it can leave: any of the unsynced pages, in any of their forms, and any
-/// length. Every answered commit is there, and the last one as a whole or not at all.
+/// journal here is so small that the test tries all states in which it can be left: any of the unsynced pages, in any of their forms, and
+/// any length. Every answered commit must be there, and the last one as a whole or not at all.
 #[tokio::test]
 async fn every_state_that_a_power_failure_leaves_recovers_to_the_last_answered_commit() {
     let (mut states, mut outcomes) = (0, [0, 0]);
     for page_len in [64, 128, 512] {
         for number in 0..8 {
-            // Before the write, before the sync, and before the answer.
+            // The power fails before the write, before the sync, or before the answer.
             for operations in 0..3 {
                 let disk = SimulatedDisk::new(page_len);
                 let db = disk.open_small(ENDLESS).unwrap();
@@ -365,10 +364,10 @@ async fn every_state_that_a_power_failure_leaves_recovers_to_the_last_answered_c
     assert!(states > 5_000 && outcomes.iter().all(|count| *count > 20), "{outcomes:?}");
 }
 
-/// The power fails at every operation of a folder's life: while it is created, opened, written to, while a snapshot replaces the journals,
-/// and while it is opened again after that. Bug: the power failed while a cleanly closed folder was being opened; the version of that
-/// opening and the note of the clean close were both on disk, and the folder was refused. Fix: the note may be of an earlier version than
-/// the last one.
+/// The power fails at every operation of a folder's life: while the folder is created, opened and written to, while a snapshot replaces the
+/// journals, and during the next opening. Bug: a power failure while a cleanly closed folder was being opened left both the version of that
+/// opening and the note of the clean close on the disk, so the folder was refused. Fix: the note may have an earlier version than the last
+/// one.
 #[tokio::test]
 async fn the_power_may_fail_at_every_operation() {
     let (mut random, mut states) = (fastrand::Rng::with_seed(7), 0);
@@ -380,7 +379,7 @@ async fn the_power_may_fail_at_every_operation() {
             let Ok(db) = disk.open_small(600) else { break };
             for number in 0..7 {
                 let result = commit(&db, number).await;
-                // A store in memory shows how it changes the rows.
+                // A store in memory shows how the commit changes the rows.
                 let memory = Store::memory();
                 memory
                     .run(async |tx| {
@@ -420,13 +419,13 @@ async fn the_power_may_fail_at_every_operation() {
     }
 }
 
-/// Regression: a flipped byte of the journal looked like its end, or the folder was refused without naming the place. One in the marker was
-/// reported as another format, and nothing could be saved; one in the note of a clean close was blamed on the journal, or hid lost commits.
-/// The test flips a bit of each byte of each file, of a store whose process was killed, and of one that was closed cleanly.
+/// Regression: a flipped byte in the journal looked like its end, or the folder was refused without naming the place. A flipped byte in the
+/// marker was reported as another format, so nothing could be saved, and one in the note of a clean close was blamed on the journal, or hid
+/// lost commits. The test flips a bit in each byte of each file, of a store whose process was killed, and of one that was closed cleanly.
 #[tokio::test]
 async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_harm() {
     let disk = SimulatedDisk::new(512);
-    // A snapshot, one complete journal, and one that is still being written.
+    // The folder has a snapshot, one complete journal, and one that is still being written.
     let db = disk.open_small(600).unwrap();
     for number in 0..9 {
         commit(&db, number).await.unwrap();
@@ -465,7 +464,7 @@ async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_ha
         }
     }
     println!("{refused} flips were refused, {harmless} did no harm");
-    // Only flips in the marks after the last groups are harmless.
+    // Flips are harmless only in the marks after the last groups.
     assert!(refused > 900 && harmless <= 2 * 40, "{refused} {harmless}");
 }
 
@@ -503,8 +502,8 @@ async fn a_snapshot_that_fails_costs_nothing() {
     }
 }
 
-/// Regression: a folder was refused if its process had been killed between write and sync, and the power had failed during the next
-/// opening: the record of the opening was on disk, but not the group before it.
+/// Regression: a folder was refused if its process was killed between a write and its sync, and the power failed during the next opening,
+/// so that the record of the opening was on the disk, but not the group before it.
 #[tokio::test]
 async fn a_kill_and_then_a_power_failure_while_it_is_opened_is_no_damage() {
     for operations in 0..14 {
@@ -512,7 +511,7 @@ async fn a_kill_and_then_a_power_failure_while_it_is_opened_is_no_damage() {
         let db = disk.open_small(ENDLESS).unwrap();
         set(&db, b"before").await.unwrap();
         let before = rows(&db).await;
-        // Written and not synced, as the killed process leaves it.
+        // The commit is written but not synced, as a killed process leaves it.
         disk.plan(|operation| {
             matches!(operation, DiskOperation::Sync(_)).then_some(DiskFault::Fails(DiskFault::IO))
         });
@@ -526,7 +525,7 @@ async fn a_kill_and_then_a_power_failure_while_it_is_opened_is_no_damage() {
     }
 }
 
-/// Regression: a folder that another process opened during a read was reported as unreadable or damaged.
+/// Regression: a read of a folder did not expect another process to open the folder, so it was reported as unreadable or damaged.
 #[test]
 fn a_folder_that_is_opened_while_it_is_read_is_whole() {
     use futures_util::FutureExt;
@@ -550,7 +549,7 @@ fn a_folder_that_is_opened_while_it_is_read_is_whole() {
     assert!(report.damages.is_empty(), "{report:?}");
 }
 
-/// Regression: a run that was cancelled during back-off continued, and committed.
+/// Regression: a run did not notice that it was cancelled during back-off, so it continued and committed.
 #[tokio::test]
 async fn a_run_that_is_cancelled_in_its_pause_ends() {
     use std::time::Duration;
@@ -572,7 +571,7 @@ async fn a_run_that_is_cancelled_in_its_pause_ends() {
     assert!(rows(&store).await.is_empty());
 }
 
-/// Regression: if a part of a file could not be read, `check` and a backup ended with the disk's error instead of naming the place.
+/// Regression: `check` and backups ended with the disk's error if a part of a file could not be read, so they did not name the place.
 #[tokio::test]
 async fn a_bad_sector_is_damage_with_its_place() {
     const SECTOR: u64 = 4_096;
@@ -601,7 +600,7 @@ async fn a_bad_sector_is_damage_with_its_place() {
         let is_placed = damages.any(|damage| damage.file == name && bad.contains(&damage.offset));
         assert!(is_placed, "{sector}");
     }
-    // A file that cannot even be opened is damage, too, and the others are read.
+    // A file that cannot even be opened is damage, too, and the other files are still read.
     disk.plan(|operation| match operation {
         DiskOperation::Open(name) if name.starts_with("snapshot-") => Some(DiskFault::Fails(DiskFault::IO)),
         _ => None,
@@ -610,8 +609,8 @@ async fn a_bad_sector_is_damage_with_its_place() {
     assert!(report.damages[0].file.starts_with("snapshot-"), "{report:?}");
 }
 
-/// A store that had failed waited, when it was dropped, for the snapshot that was being written: seconds at a million
-/// rows, in which its program could not end.
+/// Regression: a failed store that was dropped waited for the snapshot in progress, so at a million rows its program could not end for
+/// seconds.
 #[tokio::test]
 async fn a_store_that_has_failed_does_not_finish_its_snapshot() {
     let disk = SimulatedDisk::new(4_096);
@@ -658,7 +657,7 @@ async fn a_store_that_has_failed_does_not_finish_its_snapshot() {
     assert!(rows(&disk.open().unwrap()).await.len() >= number as usize);
 }
 
-/// Regression: read-only transactions queued behind the commits, for as long as the disk took.
+/// Regression: read-only transactions queued behind commits, so they waited for the disk.
 #[tokio::test]
 async fn reading_waits_for_no_sync() {
     let disk = SimulatedDisk::new(512);
@@ -690,8 +689,8 @@ async fn reading_waits_for_no_sync() {
     assert_eq!(rows(&db).await.len(), 2);
 }
 
-/// Bug: `check` of a damaged folder that a process had open read all of it 100 times; fix: it opens all files before it reads one, so that
-/// a process that adds to them does not confuse it.
+/// Bug: `check` of a damaged folder that a process had open read the whole folder 100 times. Fix: it opens all files before it reads any,
+/// so that a process that adds to them does not confuse it.
 #[tokio::test]
 async fn a_damaged_folder_in_use_is_read_once() {
     let disk = SimulatedDisk::new(512);
@@ -717,8 +716,8 @@ async fn a_damaged_folder_in_use_is_read_once() {
     assert_eq!(opened.load(Ordering::Relaxed), 1);
 }
 
-/// Bug: a file with a number far ahead made `check` report, and keep, each number before it as missing; fix: numbers have 16 digits, and
-/// missing ones are one damage.
+/// Bug: `check` reported, and kept, each number before a file with a number far ahead as missing. Fix: numbers have 16 digits, and all
+/// missing numbers are one damage.
 #[tokio::test]
 async fn a_gap_in_the_numbers_is_one_damage() {
     let disk = SimulatedDisk::new(512);
@@ -732,7 +731,7 @@ async fn a_gap_in_the_numbers_is_one_damage() {
     assert!(damages.len() <= 3 && damages[0].what.contains("up to number 99999999998"), "{damages:?}");
 }
 
-/// A file that is not one of the store may have a name that looks like one: it is neither read nor removed.
+/// A file that is not the store's, but has a similar name, is neither read nor removed.
 #[tokio::test]
 async fn only_names_of_the_store_are_its_files() {
     let disk = SimulatedDisk::new(64);
@@ -746,7 +745,7 @@ async fn only_names_of_the_store_are_its_files() {
     }
     assert_eq!(disk.check().unwrap().damages, []);
     let db = disk.open_small(600).unwrap();
-    // Enough for several snapshots, each of which removes files.
+    // These commits cause several snapshots, each of which removes files.
     for number in 0..20_u8 {
         set(&db, &[number; 100]).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! The embedded store: its folders, its disks, and the engine checked against simple models.
+//! The embedded store: its folders, its disks, and its engine, which is checked against simple models.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -10,7 +10,7 @@ use notibus::{
     store::{AtomicOp, Committed, Isolation, KeyRange, RangeRead, Store, Transaction},
 };
 
-/// How many random histories each model is compared with.
+/// The number of random histories with which each model is compared.
 const SEEDS: u64 = 40;
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -47,7 +47,7 @@ fn value(random: &mut Rng) -> Vec<u8> {
     (0..len).map(|_| random.u8(0..3)).collect()
 }
 
-/// A key of the model, or another one.
+/// Returns a key of the model, or another random key.
 fn chosen(random: &mut Rng, model: &Model, variety: usize) -> Vec<u8> {
     if random.u8(0..3) == 0 && !model.is_empty() {
         return model.keys().nth(random.usize(0..model.len())).unwrap().clone();
@@ -60,7 +60,7 @@ fn range(random: &mut Rng, model: &Model, variety: usize) -> KeyRange {
         return KeyRange::prefix("");
     }
     if random.u8(0..3) > 0 && !model.is_empty() {
-        // A short range.
+        // This range is short, and begins and ends at rows.
         let rows = model.keys().skip(random.usize(0..model.len()));
         let keys: Vec<_> = rows.take(random.usize(1..70)).cloned().collect();
         return KeyRange::new(keys[0].clone(), keys[keys.len() - 1].clone());
@@ -73,7 +73,7 @@ fn range(random: &mut Rng, model: &Model, variety: usize) -> KeyRange {
     KeyRange::new(begin, end)
 }
 
-/// What the documentation of FoundationDB says of an atomic operation.
+/// Computes the result of an atomic operation as the documentation of FoundationDB describes it.
 fn naive(op: AtomicOp, old: Option<&Vec<u8>>, operand: &[u8]) -> Option<Vec<u8>> {
     let fit = |old: &[u8]| {
         let mut old = old.to_vec();
@@ -191,7 +191,7 @@ impl Write {
     }
 }
 
-/// The rows of `range`, read in pages of random sizes, in a random direction.
+/// Reads the rows of `range` in pages of random sizes, in a random direction.
 async fn rows(
     tx: &Transaction,
     random: &mut Rng,
@@ -225,7 +225,7 @@ async fn compare(tx: &Transaction, random: &mut Rng, model: &Model, range: &KeyR
     assert_eq!(found.as_deref(), model.get(&range.begin[..]).map(|value| &value[..]), "seed {seed}");
 }
 
-/// Commits with and without conflicts, while older transactions keep reading the state at which they began.
+/// Commits with and without conflicts, while older transactions still read the state at which they began.
 #[tokio::test(start_paused = true)]
 async fn each_version_is_a_map_of_its_own() {
     for seed in 0..SEEDS {
@@ -247,7 +247,7 @@ async fn each_version_is_a_map_of_its_own() {
         }
         for _ in 0..random.usize(20..220) {
             tokio::time::advance(std::time::Duration::from_micros(random.u64(0..40_000))).await;
-            // A transaction that began a while ago, or a new one.
+            // This is a transaction that began a while ago, or a new one.
             let tx = if random.u8(0..3) == 0 && !held.is_empty() {
                 held.swap_remove(random.usize(0..held.len())).0
             } else {
@@ -289,7 +289,7 @@ async fn each_version_is_a_map_of_its_own() {
             }
             if random.u8(0..3) == 0 && !held.is_empty() {
                 let (tx, model) = &held[random.usize(0..held.len())];
-                // A transaction lives 5 s.
+                // A transaction lives for 5 s, so an older one may be over.
                 if tx.get(b"", Isolation::Snapshot).await.is_ok() {
                     compare(tx, random, model, &range, seed).await;
                 }
@@ -322,7 +322,7 @@ async fn a_transaction_reads_its_own_writes_like_a_map() {
     }
 }
 
-/// A folder with short journals, which is closed, whose process is killed, and whose disk loses its power in between.
+/// A folder with short journals, which is closed, and whose process is killed and whose disk loses power, in between commits.
 #[tokio::test]
 async fn a_folder_keeps_what_a_map_keeps() {
     for seed in 0..SEEDS {

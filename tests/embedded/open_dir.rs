@@ -28,7 +28,7 @@ fn wait<T>(body: impl Future<Output = Result<T>>) -> T {
         .expect("the store meets no error")
 }
 
-/// Why `folder` cannot be opened; the cause must be the expected one.
+/// Asserts that `folder` is refused with the cause `expected`, and returns the reason.
 fn refusal(folder: &Path, expected: OpenCause) -> String {
     match Store::open_dir(folder) {
         Err(Error::Open { path, cause, reason }) => {
@@ -169,7 +169,7 @@ fn the_empty_key_and_the_largest_entries_survive_closing() {
     assert!(rows(&Store::open_dir(folder.path()).expect("it is a store")) == expected);
 }
 
-/// All files below `folder`, in order, relative to it.
+/// Returns the paths of all files below `folder`, in order, relative to it.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -202,14 +202,14 @@ fn copy(from: &Path, to: &Path) {
 enum Damage {
     /// The file is removed.
     Missing,
-    /// The file is cut to this share of its length, in hundredths.
+    /// The file is cut to this percentage of its length.
     Cut(usize),
-    /// The byte at this share of its length is changed, in hundredths.
+    /// The byte at this percentage of the file's length is changed.
     Flipped(usize),
 }
 
 impl Damage {
-    /// Damages `file`; false if there is nothing to damage.
+    /// Damages `file`; returns false if there is nothing to damage.
     fn apply(self, file: &Path) -> bool {
         let mut bytes = fs::read(file).expect("it can be read");
         match self {
@@ -229,8 +229,8 @@ impl Damage {
     }
 }
 
-/// Regression: a commit that changed no row, such as clearing an empty range, raised the version in memory only: the store was closed
-/// at a version that its folder did not have, and could not be opened any more.
+/// Regression: a commit that changed no row, such as clearing an empty range, raised the version only in memory, so the store was closed at
+/// a version that its folder did not have, and could not be opened again.
 #[test]
 fn a_commit_that_changes_no_row_keeps_its_version() {
     let folder = folder();
@@ -260,7 +260,7 @@ enum Outcome {
     Shorter,
 }
 
-/// Opens `folder`, which held `expected` before it was damaged. Other rows than those of the first commits are an error.
+/// Opens `folder`, which had the rows `expected` before it was damaged. It must have only the rows of the first commits, or all.
 fn open_damaged(folder: &Path, expected: &Rows) -> Outcome {
     match Store::open_dir(folder) {
         Err(Error::Open { reason, cause, .. }) => {
@@ -277,7 +277,7 @@ fn open_damaged(folder: &Path, expected: &Rows) -> Outcome {
     }
 }
 
-/// A store whose keys were committed in their order, so that the rows of the first commits are the first rows.
+/// Makes a store whose keys were committed in their order, so that the rows of the first commits are the first rows.
 fn store_in_order() -> (TempDir, Rows) {
     let folder = folder();
     for round in 0..3 {
@@ -288,12 +288,12 @@ fn store_in_order() -> (TempDir, Rows) {
     (folder, expected.collect())
 }
 
-/// Each file is damaged in many ways, in a store that was closed cleanly and in one that was not. A journal that was cut is like one that a
-/// power failure has cut: without the note of a clean close the newest commits may be missing; with the note their absence is an error. All
-/// other damage is refused or does no harm.
+/// Each file is damaged in many ways, in a store that was closed cleanly and in one that was not. A journal that was cut looks as if a
+/// power failure had cut it: without the note of a clean close the newest commits may be missing; with the note their absence is an error.
+/// All other damage is refused or does no harm.
 ///
-/// Regression: a folder that had lost its rows altogether was opened as an empty store, and one with a cut journal as an undamaged one,
-/// even if it had been closed cleanly.
+/// Regression: a store did not check what its folder must have, so a folder that had lost all of its rows was opened as an empty store, and
+/// one with a cut journal as an undamaged one, even if it had been closed cleanly.
 #[test]
 fn a_damaged_store_is_refused_or_ends_earlier() {
     let (original, expected) = store_in_order();
@@ -326,7 +326,7 @@ fn a_damaged_store_is_refused_or_ends_earlier() {
     }
 }
 
-/// Regression: a folder and its files were readable by every local user.
+/// Regression: a store made its folder and files readable by every local user.
 #[cfg(unix)]
 #[test]
 fn nobody_else_may_read_a_folder_or_its_files() {
@@ -343,7 +343,7 @@ fn nobody_else_may_read_a_folder_or_its_files() {
     }
 }
 
-/// The note of a clean close.
+/// The name of the file that notes a clean close.
 const CLOSED: &str = "NOTIBUS_CLOSED";
 
 /// The ways in which each file is damaged.
@@ -361,7 +361,7 @@ const DAMAGES: [Damage; 11] = [
     Damage::Flipped(100),
 ];
 
-/// A crash while the folder was made leaves a marker that says so, or an empty one.
+/// A crash during the creation of a folder leaves a marker that says so, or an empty one.
 #[test]
 fn a_half_made_folder_is_finished() {
     let unfinished = format!("3 unfinished {:016x}\n", xxhash_rust::xxh3::xxh3_64(b"3 unfinished"));
@@ -375,7 +375,7 @@ fn a_half_made_folder_is_finished() {
     }
 }
 
-/// Regression: a store could not be opened while another process asked whether it was open.
+/// Regression: a check whether a store is open locked its folder, so the store could not be opened during the check.
 #[test]
 fn asking_whether_a_store_is_open_does_not_block_opening_it() {
     let folder = folder();
@@ -390,7 +390,7 @@ fn asking_whether_a_store_is_open_does_not_block_opening_it() {
     asked.join().expect("it does not panic");
 }
 
-/// Regression: one flipped byte of the marker was reported as another format, and `check` stopped there.
+/// Regression: `check` took a flipped byte in the marker for another format, so it stopped there.
 #[test]
 fn a_damaged_marker_is_named_and_hides_no_row() {
     let folder = folder();
@@ -408,7 +408,7 @@ fn a_damaged_marker_is_named_and_hides_no_row() {
     }
 }
 
-/// Commits one row, and returns whether it is acknowledged.
+/// Commits one row, and returns whether the commit is acknowledged.
 #[cfg(unix)]
 fn is_acknowledged(store: &Store, number: u32) -> bool {
     tokio::runtime::Builder::new_current_thread()
@@ -422,8 +422,8 @@ fn is_acknowledged(store: &Store, number: u32) -> bool {
         })
 }
 
-/// Bug: files were found by the path of the folder, so a process whose folder was replaced wrote its journal over that of the new one;
-/// fix: they are reached by the handle of the folder, and the process that has lost its place fails.
+/// Bug: a store found its files by the path of its folder, so a process whose folder was replaced wrote its journal over that of the new
+/// folder. Fix: it finds them by the handle of the folder, and a process whose folder was replaced fails.
 #[cfg(unix)]
 #[test]
 fn a_process_whose_folder_is_replaced_fails_and_mixes_nothing() {
@@ -450,8 +450,8 @@ fn a_process_whose_folder_is_replaced_fails_and_mixes_nothing() {
     assert_eq!(left, before);
 }
 
-/// Bug: removing the file of the lock let a second process in, and rows of both were lost; fix: the folder itself is locked, and a
-/// process fails once a file without which its folder does not open was removed.
+/// Bug: the lock was a file, so its removal let a second process in, and rows of both were lost. Fix: the folder itself is locked, and a
+/// process fails once a file without which its folder cannot be opened is removed.
 #[cfg(unix)]
 #[test]
 fn a_removed_file_fails_the_process_and_lets_nobody_in() {
@@ -485,7 +485,7 @@ fn another_path_to_a_folder_in_use_is_refused() {
     let db = Store::open_dir(&path).expect("it can be made");
     std::os::unix::fs::symlink(&path, &link).expect("it can be made");
     refusal(&link, OpenCause::InUse);
-    // A bind mount needs rights that few have.
+    // A bind mount needs rights that the test may not have.
     let bound = parent.path().join("bound");
     fs::create_dir(&bound).expect("it can be made");
     let mount = std::process::Command::new("mount").arg("--bind").args([&path, &bound]).output();

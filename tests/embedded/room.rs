@@ -1,4 +1,4 @@
-//! A folder on a small disk: how much room it needs, and what happens while there is none.
+//! A folder on a small disk: how much room it needs, and what happens when there is not enough.
 
 use std::{
     collections::BTreeMap,
@@ -11,17 +11,17 @@ use notibus::{
     store::{Isolation, KeyRange, RangeRead, Store, StoreError, Transaction},
 };
 
-/// The least length of the journals at which a snapshot is written.
+/// The length of the journals from which on a snapshot is written.
 const JOURNAL_LEN: u64 = 20_000;
 
 /// The number and the length of the rows that are overwritten again and again.
 const ROWS: usize = 100;
 const ROW_LEN: usize = 1_000;
 
-/// What the rows take in a snapshot, with what a record adds to them.
+/// The size of the rows in a snapshot, with what each record adds.
 const ROWS_LEN: usize = ROWS * (ROW_LEN + 16) + 500;
 
-/// What docs/limits.md promises: four times the rows, and the largest group of commits, which is one commit here.
+/// The room that docs/limits.md promises to be enough: four times the rows, and the largest group of commits, which is one commit here.
 const ROOM: usize = 4 * ROWS_LEN + 2 * ROW_LEN;
 
 async fn overwrite(store: &Store, number: usize) -> Result<()> {
@@ -41,21 +41,21 @@ async fn rows(store: &Store) -> BTreeMap<Vec<u8>, Vec<u8>> {
     page.rows.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
 }
 
-/// Asserts that a commit had no room, and has not happened.
+/// Asserts that a commit failed for lack of room, and did not happen.
 fn had_no_room(result: Result<()>) {
     let error = result.unwrap_err();
     assert_eq!(error.code(), Some(StoreError::NO_ROOM.code()), "{error}");
     assert!(!error.is_maybe_committed() && !error.is_retryable(), "{error}");
 }
 
-/// Bug: how much disk a folder needs was documented nowhere, and journals grew for as long as snapshots failed or were being written; fix:
-/// commits wait for an overdue snapshot.
+/// Bug: journals grew for as long as snapshots failed or were being written, so a folder had no limit, and its need was documented nowhere.
+/// Fix: commits wait for an overdue snapshot.
 #[tokio::test]
 async fn a_folder_needs_four_times_its_rows() {
     let disk = SimulatedDisk::new(4_096);
     let db = disk.open_small(JOURNAL_LEN).unwrap();
     disk.resize(Some(ROOM));
-    // Most attempts at a snapshot fail, so that the journals get as long as they may, and commits have to wait.
+    // Most attempts to write a snapshot fail, so that the journals reach their maximum length, and commits have to wait.
     let mut attempts = 0;
     disk.plan(move |operation| match operation {
         DiskOperation::Open(name) if name.starts_with("snapshot-") => {
@@ -77,8 +77,8 @@ async fn a_folder_needs_four_times_its_rows() {
     assert_eq!(rows(&disk.copied().open().unwrap()).await, rows(&db).await);
 }
 
-/// Bug: a snapshot filled the disk, which ended the store and its next three openings; fix: a commit without room fails as one that has not
-/// happened, an opening needs none, and everything works again once there is room.
+/// Bug: a snapshot filled the disk, so the store and its next three openings failed. Fix: a commit without room fails as one that did not
+/// happen, an opening needs no room, and everything works again once there is room.
 #[tokio::test]
 async fn no_room_ends_nothing() {
     let disk = SimulatedDisk::new(4_096);
@@ -86,7 +86,7 @@ async fn no_room_ends_nothing() {
     for number in 0..ROWS {
         overwrite(&db, number).await.unwrap();
     }
-    // Not enough for a second snapshot in addition to the current one and the journals.
+    // This is not enough for a second snapshot in addition to the current one and the journals.
     disk.resize(Some(2 * ROWS_LEN));
     let mut number = ROWS;
     while overwrite(&db, number).await.is_ok() {
@@ -94,7 +94,7 @@ async fn no_room_ends_nothing() {
         assert!(number < 20 * ROWS, "nothing limits it");
     }
     let expected = rows(&db).await;
-    // An hour of attempts.
+    // Repeat the attempt, as in an hour without room.
     let files = disk.names().len();
     for _ in 0..3_600 {
         had_no_room(overwrite(&db, number).await);
@@ -104,7 +104,7 @@ async fn no_room_ends_nothing() {
     assert_eq!(db.shortage().unwrap().code(), Some(StoreError::NO_ROOM.code()));
     assert_eq!(rows(&db).await, expected, "reading goes on");
 
-    // A process that is started on this disk finds everything, and can do as much.
+    // A process that is started on this disk finds all rows, and works in the same way.
     for size in [Some(disk.used()), Some(2 * ROWS_LEN)] {
         let other = disk.copied();
         other.resize(size);
@@ -125,7 +125,7 @@ async fn no_room_ends_nothing() {
     assert_eq!(rows(&disk.copied().open().unwrap()).await, rows(&db).await);
 }
 
-/// Snapshots that failed while a process lived are made good by the next opening, before there are more commits.
+/// If snapshots failed in one process, the next opening writes the overdue snapshot before any further commits.
 #[tokio::test]
 async fn an_opening_writes_an_overdue_snapshot_first() {
     let disk = SimulatedDisk::new(4_096);
@@ -147,7 +147,7 @@ async fn an_opening_writes_an_overdue_snapshot_first() {
     assert_eq!(other.names().iter().filter(|name| name.starts_with("journal-")).count(), 1);
 }
 
-/// If the store has threads of its own, commits wait for a while before they fail.
+/// If the store has its own threads, commits wait for a while before they fail.
 #[tokio::test]
 async fn commits_wait_and_then_fail_beside_threads() {
     let disk = SimulatedDisk::new(4_096);
@@ -170,8 +170,8 @@ async fn commits_wait_and_then_fail_beside_threads() {
     assert!(db.failure().is_none() && db.shortage().is_none());
 }
 
-/// Bug: a group was bounded only in commits, so the bytes of up to 4,096 of them were held, and written in one go; fix: it is bounded in
-/// bytes, too.
+/// Bug: a group had a limit only on commits, so the bytes of up to 4,096 commits were held, and written at once. Fix: it also has a limit
+/// on bytes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_of_commits_has_a_bound_in_bytes() {
     let disk = SimulatedDisk::new(4_096);
@@ -216,8 +216,8 @@ async fn a_group_of_commits_has_a_bound_in_bytes() {
     assert!((1_000_000..=(4 << 20) + 1_100_000).contains(&most), "a group of {most} bytes");
 }
 
-/// Regression: there was room to close a store, but had been none to note its opening. The note of the close named the version of that
-/// opening, which the journal did not have, so the next opening reported damage.
+/// Regression: a store that had no room to note its opening, but room when it was closed, noted the close with the version of that opening,
+/// which the journal did not have, so the next opening reported damage.
 #[tokio::test]
 async fn a_close_after_an_opening_without_room_is_no_damage() {
     let disk = SimulatedDisk::new(4_096);
@@ -225,7 +225,7 @@ async fn a_close_after_an_opening_without_room_is_no_damage() {
     overwrite(&db, 1).await.unwrap();
     let expected = rows(&db).await;
     drop(db);
-    // The opening cuts off the mark at the end of the journal, and something else on the full disk takes that room.
+    // The opening cuts off the mark at the end of the journal, and other data on the full disk takes that room.
     let mut is_cut = false;
     disk.plan(move |operation| {
         is_cut |= matches!(operation, DiskOperation::Cut(_));

@@ -20,7 +20,7 @@ use crate::{
     load::Observer,
 };
 
-/// Everything that many producers record at once is folded and delivered, and nothing is left over.
+/// Events that many producers record at once are all folded and delivered exactly, and nothing is left to fold.
 pub(crate) async fn totals_equal_what_concurrent_producers_recorded() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("totals")).await;
@@ -86,7 +86,7 @@ pub(crate) async fn a_row_has_the_life_of_its_database() {
     assert_eq!(page.rows, [Arc::new(second)]);
 }
 
-/// A row has the versionstamp of the newest transaction that recorded an event, as its commit returned it.
+/// A row has the versionstamp that the commit of the newest transaction with an event returned.
 pub(crate) async fn rows_carry_the_stamps_of_their_transactions() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("stamps")).await;
@@ -106,7 +106,7 @@ pub(crate) async fn rows_carry_the_stamps_of_their_transactions() {
     assert!(bus.is_drained().await.unwrap());
 }
 
-/// The stored rows of the design documents, as keys and values.
+/// Returns the stored rows of the design documents, as keys and values.
 async fn ddoc_rows(store: &Store, prefix: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     // The tuple element of the family's number, after the prefix.
     let range = KeyRange::prefix([prefix, b"\x15\x09"].concat());
@@ -143,7 +143,7 @@ pub(crate) async fn ids_of_design_documents_are_kept() {
     assert!(bus.is_drained().await.unwrap());
 }
 
-/// Notifiers share the partitions, each in its own client; none folds the partitions of another.
+/// Notifiers in separate clients share the partitions, and none folds the partitions of another.
 pub(crate) async fn notifiers_share_the_partitions() {
     let prefix = fixture::prefix("shares");
     let mut notifiers = Vec::new();
@@ -169,7 +169,7 @@ pub(crate) async fn notifiers_share_the_partitions() {
     }
 }
 
-/// A node that hangs in all its commits is presumed dead. Its pending work can no longer be committed, and then it rejoins.
+/// A node that hangs in all its commits is presumed dead. Its pending work can no longer be committed, and once it wakes it rejoins.
 pub(crate) async fn a_zombie_is_fenced_off() {
     let prefix = fixture::prefix("zombie");
     let store_a = fixture::open(fixture::shared()).await;
@@ -212,8 +212,8 @@ pub(crate) async fn a_zombie_is_fenced_off() {
     b.shutdown().await.unwrap();
 }
 
-/// Three clients share only the cluster: one records; the doorbell wakes another, which folds; the pulse of the feed wakes a third,
-/// which delivers. No poll comes in time to help.
+/// Three clients share only the cluster: one records, the doorbell wakes another, which folds, and the pulse of the feed wakes a third,
+/// which delivers. No poll is due in time to help.
 pub(crate) async fn watches_wake_the_roles_of_other_clients() {
     let prefix = fixture::prefix("watches");
     let mut clients = Vec::new();
@@ -231,7 +231,7 @@ pub(crate) async fn watches_wake_the_roles_of_other_clients() {
         let name = format!("db{}", n % 7);
         record(store, recorder, &db(&name, 1), [0, 0, 1, 0]).await;
         *expected.entry(name).or_insert(0) += 1;
-        // Every third time the others have gone to sleep in between.
+        // Every third time, the other clients go back to sleep before the next event.
         if n % 3 == 0 {
             observer.until_delivered(&expected).await;
             tokio::time::sleep(std::time::Duration::from_millis(30)).await;

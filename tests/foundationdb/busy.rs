@@ -18,13 +18,13 @@ use crate::{
     stage::{Stage, status_of},
 };
 
-/// How long the processor time is taken.
+/// How long the CPU is saturated.
 const BUSY: Duration = Duration::from_secs(10);
 
 /// The number of tasks that record events as fast as they can.
 const PRODUCERS: u64 = 32;
 
-/// The node never drops out, `ready` is answered, and events keep being delivered. The only time that counts is the expiry of the node.
+/// The node never drops out, `ready` is answered, and events are still delivered. The only deadline that the node must meet is its expiry.
 pub(crate) async fn a_node_works_beside_producers_that_take_all_processor_time() {
     let stage = block_in_place(|| Stage::start(Cluster::start()));
     let mut follower = stage.follow();

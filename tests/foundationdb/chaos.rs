@@ -1,7 +1,7 @@
-//! Three servers on one cluster, clients that post to them and clients that follow them, while everything goes wrong that can happen to an
-//! operator: nothing that was acknowledged is missing or counted twice, and every follower has it.
+//! Three servers on one cluster, clients that post to them and clients that follow them, while everything goes wrong that an operator may
+//! meet: no acknowledged event is missing or counted twice, and every follower receives it.
 //!
-//! `NOTIBUS_CHAOS_SECONDS` says for how long, `NOTIBUS_SEED` which disorder.
+//! `NOTIBUS_CHAOS_SECONDS` sets how long this lasts, and `NOTIBUS_SEED` which disorders occur.
 
 use std::{
     collections::BTreeMap,
@@ -27,32 +27,32 @@ use crate::{
     served::Served,
 };
 
-/// For how long things go wrong if nothing else is asked for.
+/// The default time for which things go wrong.
 const SECONDS: u64 = 20;
 
 const NODES: usize = 3;
 
-/// How many clients post, and into how many databases each.
+/// The number of clients that post, and the number of databases that each posts to.
 const POSTERS: (usize, u64) = (4, 5);
 
-/// How long a client waits for an answer before it asks another server.
+/// How long a client waits for an answer before it tries another server.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// How long everything may take to come to rest.
+/// The maximum time for everything to settle afterwards.
 const REST_MAX: Duration = Duration::from_mins(3);
 
-/// What goes wrong.
+/// The disorders that the test causes.
 #[derive(Debug, Clone, Copy)]
 enum Disorder {
-    /// A server is killed, and started again.
+    /// A server is killed and started again.
     Killed,
-    /// A server is stopped for a while, as by a machine that is suspended.
+    /// A server is stopped for a while, as when its machine is suspended.
     Paused,
-    /// The process that hands out versions and takes commits is killed: the cluster recovers.
+    /// The process that hands out versions and accepts commits is killed, so the cluster recovers.
     Recovery,
     /// The database is locked for a while.
     Locked,
-    /// The storage process is stopped for a while.
+    /// The storage process is killed and started again.
     StorageAway,
 }
 
@@ -66,22 +66,22 @@ struct Stage {
     folder: TempDir,
 }
 
-/// What the clients share.
+/// The state that the clients share.
 struct Shared {
-    /// Where the servers listen.
+    /// The addresses of the servers.
     at: Mutex<Vec<SocketAddr>>,
     /// Whether posting is over.
     is_over: AtomicBool,
     /// Whether the followers have seen everything.
     is_seen: AtomicBool,
-    /// Posts that were acknowledged.
+    /// The number of posts that were acknowledged.
     posts: AtomicU64,
-    /// Connections of followers that have ended.
+    /// The number of times that a follower lost its connection.
     breaks: AtomicU64,
 }
 
 impl Shared {
-    /// Where server number `number`, modulo the number of servers, listens.
+    /// Returns the address of the server `number`, modulo the number of servers.
     fn at(&self, number: usize) -> SocketAddr {
         let at = self.at.lock().unwrap();
         at[number % at.len()]
@@ -113,7 +113,7 @@ impl Stage {
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
     }
 
-    /// Lets one thing go wrong, and mends it after `time`.
+    /// Causes one disorder, and ends it after `time`.
     fn disturb(&mut self, disorder: Disorder, number: usize, time: Duration, shared: &Shared) {
         match disorder {
             Disorder::Killed => {
@@ -145,7 +145,7 @@ impl Stage {
     }
 }
 
-/// Asks the server at `at`; returns the status of the answer, if one came in time.
+/// Posts `body` to the server at `at`. Returns the status of the answer, if one arrives in time.
 fn post(at: SocketAddr, key: &str, body: &str) -> Option<u16> {
     let mut socket = TcpStream::connect_timeout(&at, ANSWER_MAX).ok()?;
     socket.set_read_timeout(Some(ANSWER_MAX)).ok()?;
@@ -160,7 +160,7 @@ fn post(at: SocketAddr, key: &str, body: &str) -> Option<u16> {
     answer.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()
 }
 
-/// Posts events until it is over, each again and again until it is acknowledged. Returns how many updates there were of each database.
+/// Posts events until posting is over, and repeats each until it is acknowledged. Returns the number of updates of each database.
 fn run_poster(shared: &Shared, number: usize, run: u64) -> BTreeMap<String, u64> {
     let mut totals = BTreeMap::new();
     for count in 0.. {
@@ -177,7 +177,7 @@ fn run_poster(shared: &Shared, number: usize, run: u64) -> BTreeMap<String, u64>
             if status == Some(201) {
                 break;
             }
-            // A request that is not known to have succeeded is sent again; one that is refused for good would be a defect.
+            // A request that may have failed is sent again. A permanent refusal would be a defect.
             assert!(status.is_none_or(|status| status >= 500), "{body}: {status:?}");
             assert!(began.elapsed() < REST_MAX, "{body} is not taken: {status:?}");
             thread::sleep(Duration::from_millis(50));
@@ -189,8 +189,8 @@ fn run_poster(shared: &Shared, number: usize, run: u64) -> BTreeMap<String, u64>
     totals
 }
 
-/// Follows the feed, at one server after the other as they end its connection, until everything is seen. Keeps the last position that it
-/// was sent for each database.
+/// Follows the feed until everything is seen, at the next server whenever a connection ends. Keeps the last position that was received for
+/// each database.
 fn run_follower(shared: &Shared, number: usize, seen: &Mutex<BTreeMap<String, String>>) {
     let mut since = "0".to_owned();
     for attempt in number.. {
@@ -204,7 +204,7 @@ fn run_follower(shared: &Shared, number: usize, seen: &Mutex<BTreeMap<String, St
     }
 }
 
-/// Follows the feed at one server from `since` on. `None` if the connection has failed.
+/// Follows the feed at one server from `since` on. Returns `None` if the connection fails.
 fn follow(
     shared: &Shared,
     at: SocketAddr,
@@ -212,7 +212,7 @@ fn follow(
     seen: &Mutex<BTreeMap<String, String>>,
 ) -> Option<()> {
     let mut socket = TcpStream::connect_timeout(&at, ANSWER_MAX).ok()?;
-    // A server that is stopped sends no heartbeats.
+    // A stopped server sends no heartbeats.
     socket.set_read_timeout(Some(ANSWER_MAX)).ok()?;
     let target = format!("/_db_updates?feed=continuous&since={since}&heartbeat=1000");
     write!(socket, "GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
@@ -228,7 +228,7 @@ fn follow(
         if !line.starts_with('{') {
             continue;
         }
-        // A line may be cut off by the end of its connection: then it was not received.
+        // The end of the connection may cut off a line, which then does not count as received.
         let Ok(row) = serde_json::from_str::<serde_json::Value>(&line) else { continue };
         let (name, seq) = (row["db_name"].as_str()?, row["seq"].as_str()?);
         seq.clone_into(since);
@@ -237,12 +237,12 @@ fn follow(
     Some(())
 }
 
-/// A number from the environment.
+/// Reads a number from the environment.
 fn setting(name: &str) -> Option<u64> {
     Some(std::env::var(name).ok()?.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
 }
 
-/// Waits until the rows of all databases have the totals that were acknowledged, and all followers were sent these rows.
+/// Waits until the rows of all databases have the acknowledged totals, and all followers have received these rows.
 async fn until_complete(
     stage: &Stage,
     acknowledged: &BTreeMap<String, u64>,
@@ -272,7 +272,7 @@ async fn until_complete(
             let seq = row.sequence.to_string();
             for (number, follower) in followers.iter().enumerate() {
                 let last = follower.lock().unwrap().get(name).cloned();
-                // A position that says more than the sequence begins with the sequence.
+                // A position that contains more than the sequence begins with it.
                 if last.as_ref().is_none_or(|last| !last.starts_with(&seq)) {
                     missing.push(format!("{name} at {seq}: follower {number} was sent {last:?}"));
                 }
@@ -286,7 +286,7 @@ async fn until_complete(
     }
 }
 
-/// Servers die, sleep and come back; the cluster recovers, is locked, and loses its storage for a while.
+/// Servers die, sleep and return; the cluster recovers, is locked, and loses its storage for a while.
 pub(crate) async fn nothing_acknowledged_is_missing() {
     let seconds = setting("NOTIBUS_CHAOS_SECONDS").unwrap_or(SECONDS);
     let seed = setting("NOTIBUS_SEED").unwrap_or_else(|| fastrand::u64(..));
@@ -304,7 +304,7 @@ pub(crate) async fn nothing_acknowledged_is_missing() {
     let runtime = tokio::runtime::Handle::current();
     block_in_place(|| {
         thread::scope(|scope| {
-            // However this thread ends, all others have to end.
+            // All other threads must end, however this one ends.
             struct Over<'a>(&'a Shared);
             impl Drop for Over<'_> {
                 fn drop(&mut self) {
@@ -323,7 +323,7 @@ pub(crate) async fn nothing_acknowledged_is_missing() {
                 let shared = &shared;
                 scope.spawn(move || run_follower(shared, number, seen));
             }
-            // Where there is time, a node sleeps for longer than others wait for it.
+            // In a long run, a node may sleep for longer than its expiry.
             let longest = if seconds > 60 { 14_000 } else { 2_000 };
             let began = Instant::now();
             let mut next = Vec::new();

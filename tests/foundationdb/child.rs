@@ -1,8 +1,7 @@
-//! Other processes: the test program runs itself again with a part to play.
+//! Other processes: the test program runs itself again as a child with a part to play.
 //!
-//! A child plays its part until its standard input ends, and prints its reports line by line. It never survives the
-//! trial that has started it. Unless it is killed it has to end cleanly: the client library crashes processes that
-//! exit while its network runs.
+//! A child plays its part until its standard input ends, and prints its reports line by line. It never survives the trial that started it.
+//! Unless it is killed, it must end cleanly: the client library crashes processes that exit while its network runs.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -23,10 +22,10 @@ use crate::{
     fixture, fleet, index,
 };
 
-/// Names the part of a child; without it the process is the parent.
+/// The environment variable with the part of a child; a process without it is the parent.
 const PART: &str = "NOTIBUS_CHILD_PART";
 
-/// Names the cluster file.
+/// The environment variable with the path of the cluster file.
 const CLUSTER: &str = "NOTIBUS_CHILD_CLUSTER";
 
 const PREFIX: &str = "NOTIBUS_CHILD_PREFIX";
@@ -34,7 +33,7 @@ const PREFIX: &str = "NOTIBUS_CHILD_PREFIX";
 /// A child of the trial. Dropping it kills it.
 pub(crate) struct Child {
     process: Process,
-    /// Closing this ends the part of the child.
+    /// The standard input of the child, whose part ends when this is closed.
     input: Option<ChildStdin>,
     lines: mpsc::UnboundedReceiver<String>,
 }
@@ -54,7 +53,7 @@ impl Child {
         let (sender, lines) = mpsc::unbounded_channel();
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                // The trial may have failed by now.
+                // The trial may have ended already.
                 let _ = sender.send(line);
             }
         });
@@ -62,18 +61,18 @@ impl Child {
         Self { process, input, lines }
     }
 
-    /// The next report.
+    /// Returns the next report.
     pub async fn line(&mut self) -> String {
         within("the child to report", self.lines.recv()).await.expect("the child goes on")
     }
 
-    /// The next report that comes from now on.
+    /// Returns the next report, without those that have already arrived.
     pub async fn next_line(&mut self) -> String {
         while self.lines.try_recv().is_ok() {}
         self.line().await
     }
 
-    /// The process id of the child.
+    /// Returns the process id of the child.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
@@ -85,7 +84,7 @@ impl Child {
         assert!(status.code().is_none(), "it ended by itself: {status}");
     }
 
-    /// Ends its part; it must exit cleanly.
+    /// Ends the part of the child, which must exit cleanly.
     pub fn end(mut self) {
         drop(self.input.take());
         let status = self.process.wait().expect("the child ends");
@@ -136,7 +135,7 @@ pub(crate) fn play() -> Option<ExitCode> {
 /// Prints a line for the parent.
 pub(crate) fn report(line: &str) {
     let mut output = std::io::stdout().lock();
-    // The parent may be gone; then the part is about to end.
+    // The parent may be gone, in which case this part is about to end.
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
 }
 
@@ -173,7 +172,7 @@ async fn dispatcher(file: &str, end: oneshot::Receiver<()>) {
     dispatcher.shutdown().await;
 }
 
-/// Opens the cluster, leaves transactions and a watch under way, and ends.
+/// Opens the cluster, and ends with a transaction and a watch still in progress.
 async fn client(file: &str, end: oneshot::Receiver<()>) {
     let store = fixture::open(file).await;
     let reading = store.begin();
@@ -184,9 +183,9 @@ async fn client(file: &str, end: oneshot::Receiver<()>) {
     drop((reading, watch));
 }
 
-/// Runs the example of a layer, and reports in one line what was delivered to it.
+/// Runs the layer example, and reports in one line what was delivered to it.
 async fn layer(file: &str, end: oneshot::Receiver<()>) {
-    // The network must run.
+    // This starts the network, which must run.
     drop(fixture::open(file).await);
     let delivered = crate::layer::run(file).await.expect("the example runs");
     report(&delivered.replace('\n', "; "));

@@ -17,7 +17,7 @@ use crate::{
     fixture,
 };
 
-/// A member on a node that soon expires; it reads a shard only if a watch wakes it.
+/// Starts a member on a node with a short expiry. The member reads a shard only when a watch wakes it.
 async fn start(file: &std::path::Path, prefix: &[u8]) -> Consumer {
     let store = fixture::open(file).await;
     let bus = fixture::bus(&store, prefix).await;
@@ -54,7 +54,7 @@ async fn until_done(bus: &Bus, counter: &ConsumerHandle) {
     until("the consumer has done everything", is_done).await;
 }
 
-/// How often each row was counted.
+/// Returns how many times each row was counted.
 async fn counted(store: &Store, prefix: &[u8]) -> Vec<(Vec<u8>, u64)> {
     let effects = [prefix, b"effects/"].concat();
     let read = RangeRead::new(KeyRange::prefix(effects.clone())).target_bytes(usize::MAX);
@@ -97,7 +97,7 @@ pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change(
         assert!(effects.iter().any(|(key, _)| key[..] == row.sequence.as_bytes()[..]), "{}", row.sequence);
     }
 
-    // A watch announces a row that comes when all are idle.
+    // While all members are idle, only a watch can announce a new row.
     tokio::time::sleep(Duration::from_secs(2)).await;
     record(&store, &bus, &db("last", 1), [1, 0, 0, 0]).await;
     until_done(&bus, &counter).await;
@@ -109,7 +109,7 @@ pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change(
     assert!(bus.consumers().await.unwrap().is_empty());
 }
 
-/// A transaction with progress that was begun under a lease conflicts with the loss of the lease.
+/// A transaction that saves progress under a lease conflicts if the lease is lost before its commit.
 pub async fn a_zombie_cannot_commit_its_effect() {
     let (file, prefix) = (fixture::shared(), fixture::prefix("consumers"));
     let store = fixture::open(&file).await;

@@ -1,16 +1,16 @@
 //! The embedded store against the cluster: both run the same random interleavings, and must give the same results.
 //!
-//! It compares [`Trace`]s: every read, the result of every commit, and all rows at the end, with the numbers of
-//! commits instead of their stamps. The generator and the executor are those of `tests/interleavings`, where the embedded
-//! store is checked against a model. A difference is shrunk, each candidate below its own prefix, and printed.
+//! It compares [`Trace`]s: every read, the result of every commit, and all rows at the end, with the numbers of commits in place of their
+//! stamps. The generator and the executor are those of `tests/interleavings`, where the embedded store is checked against a model. A
+//! difference is shrunk, each candidate below its own prefix, and printed.
 //!
 //! Some things cannot be compared and are left out. On a cluster versions advance by time, so no step asks for a version that no
-//! transaction has read (whether that gives 1009 is up to the cluster), and each commit is followed by another, because whether a
-//! read version can equal the version of a stamp differs. A new cluster is waited for, because its first versions are not too old yet.
-//! A watched key is read first: whether a watch counts as a read when its own transaction writes the key right after depends on time.
-//! The errors of a cluster that is slow or recovers are allowed: above all 1007, for a transaction that has become older than 5 s. An
-//! interleaving with such an error is compared up to there, and run again. If it has one each time, it is counted, and reported at the
-//! end.
+//! transaction has read (whether that gives 1009 is up to the cluster), and each commit is followed by another, because whether a read
+//! version can equal the version of a stamp differs. The run waits until a new cluster is old enough, because its first versions are not
+//! too old at first. A watched key is read first, because timing decides whether a watch counts as a read if its own transaction writes the
+//! key right after it. The errors of a cluster that is slow or recovers are allowed: above all 1007, for a transaction older than 5 s. An
+//! interleaving with such an error is compared up to the error, and run again. If each run has such an error, the interleaving is counted,
+//! and reported at the end.
 //!
 //! `NOTIBUS_DIFFERENTIAL` sets how many interleavings are run, `NOTIBUS_SEED` replays a run.
 
@@ -34,22 +34,22 @@ use crate::{
 /// The default number of interleavings.
 const INTERLEAVINGS: usize = 3_000;
 
-/// How many run at once. Each mostly waits for the cluster.
+/// The number of interleavings that run at once. Each mostly waits for the cluster.
 const AT_ONCE: usize = 48;
 
 /// The maximum number of attempts to shrink an interleaving.
 const SHRINKS_MAX: usize = 500;
 
-/// The number of interleavings after which a long run prints how far it is.
+/// A long run prints its progress each time that it has compared this many interleavings.
 const PROGRESS: usize = 10_000;
 
-/// How often an interleaving is run again because the cluster was too slow for it.
+/// The maximum number of runs of an interleaving for which the cluster is too slow.
 const TRIES: usize = 10;
 
-/// A cluster at this version refuses to read at the first ones: it keeps 5 million.
+/// A cluster at this version refuses reads at its first versions, because it keeps only the last 5 million.
 const OLD: u64 = 10_000_000;
 
-/// A number from the environment.
+/// Reads a number from the environment.
 fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
@@ -79,8 +79,7 @@ pub(crate) async fn the_embedded_store_does_what_a_cluster_does() {
     }
 }
 
-/// Compares `count` random interleavings one after the other, and counts them in `compared`, too. Returns how many were compared to
-/// their end.
+/// Compares `count` random interleavings one by one, and adds them to `compared`. Returns how many were compared to their end.
 async fn compare_many(
     cluster: &Store,
     seed: u64,
@@ -143,7 +142,7 @@ async fn compare(cluster: &Store, steps: &[Step]) -> Result<bool, String> {
     Ok(false)
 }
 
-/// The first step that failed because the cluster was slow or recovered: too old, an unknown result, a process behind.
+/// Returns the first step that failed because the cluster was slow or recovered: too old, an unknown result, a process behind.
 fn first_disturbed(trace: &Trace) -> Option<usize> {
     trace.events.iter().position(|event| {
         let code = match event {
@@ -156,7 +155,7 @@ fn first_disturbed(trace: &Trace) -> Option<usize> {
     })
 }
 
-/// Fails with the first difference of two traces, up to the `end`th step if there is an end.
+/// Fails with the first difference between two traces, up to the `end`th step if there is an end.
 fn differ(steps: &[Step], embedded: &Trace, cluster: &Trace, end: Option<usize>) -> Result<(), String> {
     let both = embedded.events.iter().zip(&cluster.events).enumerate();
     let mut both = both.take(end.unwrap_or(usize::MAX));

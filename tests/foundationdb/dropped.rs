@@ -13,7 +13,7 @@ fn give_up<T>(future: impl Future<Output = T>) {
     drop(future.now_or_never());
 }
 
-/// A store with a few hundred rows below a prefix of its own, and the range of those.
+/// Opens a store, and writes a few hundred rows below a new prefix. Returns the store, the prefix and the range of the rows.
 async fn filled(name: &str) -> (Store, Vec<u8>, RangeRead) {
     let store = fixture::open(fixture::shared()).await;
     let prefix = fixture::prefix(name);
@@ -39,7 +39,7 @@ fn begin_everything(tx: &Transaction, prefix: &[u8], read: &RangeRead) {
     give_up(tx.approximate_size());
 }
 
-/// Reads, watches and sizes that are dropped.
+/// Reads, watches and size queries that are dropped disturb nothing.
 pub(crate) async fn dropped_reads_disturb_nothing() {
     let (store, prefix, read) = filled("dropped").await;
     for n in 0..50 {
@@ -55,7 +55,7 @@ pub(crate) async fn dropped_reads_disturb_nothing() {
     assert!(store.begin().get(&prefix, Isolation::Snapshot).await.unwrap().is_none());
 }
 
-/// A dropped commit may or may not happen, and the transaction cannot be used until it is reset.
+/// A dropped commit may or may not take place, and its transaction cannot be used until it is reset.
 pub(crate) async fn a_dropped_commit_happens_or_not() {
     let (store, prefix, _) = filled("commits").await;
     let key = [&prefix[..], b"count"].concat();
@@ -120,7 +120,7 @@ pub(crate) async fn a_transaction_bears_any_disorder() {
             let (tx, prefix, read) = (Arc::clone(&tx), prefix.clone(), read.clone());
             tokio::spawn(async move {
                 for _ in 0..5 {
-                    // Any result is fine.
+                    // Any result is allowed.
                     match (task + fastrand::u32(..3)) % 12 {
                         0 => tx.reset(),
                         1 => tx.cancel(),
@@ -153,7 +153,7 @@ pub(crate) async fn a_dropped_run_disturbs_nothing() {
             tx.set(&prefix, &[n]);
             if n % 3 == 0 { Err(StoreError::NOT_COMMITTED.into()) } else { Ok(()) }
         });
-        // It may or may not complete in that time.
+        // The run may or may not complete in this time.
         let _ = tokio::time::timeout(Duration::from_micros(150 * u64::from(n)), run).await;
     }
     store.run(async |tx| tx.get(&prefix, Isolation::Serializable).await).await.unwrap();

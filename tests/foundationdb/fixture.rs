@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 /// The cluster that all harmless trials share, once one of them has asked for it.
 static CLUSTER: Mutex<Option<Cluster>> = Mutex::new(None);
 
-/// The cluster file of the shared cluster.
+/// Returns the cluster file of the shared cluster, and starts the cluster if it does not run yet.
 pub(crate) fn shared() -> PathBuf {
     let mut cluster = CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
     cluster.get_or_insert_with(Cluster::start).file()
@@ -30,17 +30,17 @@ pub(crate) fn block_on(trial: impl Future<Output = ()>) {
     runtime.expect("a runtime can be built").block_on(trial);
 }
 
-/// A new client for the cluster of `file`.
+/// Opens a new client for the cluster of `file`.
 pub(crate) async fn open(file: impl AsRef<Path>) -> Store {
     Store::foundationdb(file).await.expect("the cluster can be opened")
 }
 
-/// A prefix that no other trial uses.
+/// Returns a prefix that no other trial uses.
 pub(crate) fn prefix(name: &str) -> Vec<u8> {
     format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes()
 }
 
-/// Number of partitions of the trials' buses.
+/// The number of partitions of the trials' buses.
 pub(crate) const PARTITIONS: u32 = 4;
 
 pub(crate) async fn bus(store: &Store, prefix: &[u8]) -> Bus {

@@ -1,4 +1,4 @@
-//! A fleet of processes that share work while some die, sleep and join: notifiers, and members of a consumer.
+//! A fleet of processes with notifiers and members of a consumer, which share the work while some die, sleep and join.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ use crate::{
     load::{Load, until_folded},
 };
 
-/// How long a heartbeat may pause.
+/// The expiry of the nodes.
 const EXPIRY: Duration = Duration::from_secs(2);
 
 /// How often the nodes balance their shares.
@@ -36,8 +36,8 @@ async fn bus(store: &Store, prefix: &[u8]) -> Bus {
     Bus::open(store, options).await.unwrap()
 }
 
-/// The part of a process: a node that folds, and counts each row in the transaction of its progress. It reports its id, when
-/// it holds a count, and when the store has refused one because the lease was lost.
+/// The part of a process: runs a node that folds, and counts each row in the transaction that saves the progress. It reports the id of the
+/// node, each pending count, and each count that the store refused because the lease was lost.
 pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>) {
     let store = fixture::open(file).await;
     let bus = bus(&store, prefix).await;
@@ -51,7 +51,7 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
     let effects: Arc<[u8]> = effects(prefix).into();
     let count = move |batch: Batch<Notification>| {
         let (store, effects) = (store.clone(), Arc::clone(&effects));
-        // This task continues even if its handler is dropped, as happens when the process wakes and finds that it has expired.
+        // This task continues even if its handler is dropped, which happens when the process wakes and finds its node expired.
         let counting = tokio::spawn(async move {
             let body = async |tx: Transaction| {
                 if batch.commit_in(&tx).await?.is_already_committed() {
@@ -61,7 +61,7 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
                     let key = [&effects[..], row.sequence.as_bytes()].concat();
                     tx.atomic(AtomicOp::Add, &key, &1_u64.to_le_bytes());
                 }
-                // A process that is stopped now wakes as a zombie with a pending count.
+                // If the process is stopped now, it wakes as a zombie with a pending count.
                 child::report("counting");
                 tokio::time::sleep(IN_HAND).await;
                 Ok(())
@@ -82,12 +82,12 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
     node.shutdown().await.unwrap();
 }
 
-/// The key prefix of the counts.
+/// Returns the key prefix of the counts.
 fn effects(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"effects/"].concat()
 }
 
-/// How often each row was counted, by its sequence.
+/// Returns how many times each row was counted, by its sequence.
 async fn counted(store: &Store, prefix: &[u8]) -> BTreeMap<Vec<u8>, u64> {
     let tx = store.begin();
     let effects = effects(prefix);
@@ -102,7 +102,7 @@ async fn counted(store: &Store, prefix: &[u8]) -> BTreeMap<Vec<u8>, u64> {
     counts
 }
 
-/// A process of the fleet, and its node.
+/// Starts a process of the fleet. Returns the process and the id of its node.
 async fn start(file: &std::path::Path, prefix: &[u8]) -> (Child, String) {
     let mut child = Child::start("worker", file, prefix);
     let id = child.line().await;
@@ -141,8 +141,8 @@ fn send(child: &Child, signal: &str) {
     assert!(status.success());
 }
 
-/// Five processes; two are killed, one is stopped for longer than its expiry and wakes, two more join: all under
-/// load. Every event is folded, every row counted exactly once, and the pending count of the one that woke is refused.
+/// Of five processes under load, two are killed, one is stopped for longer than its expiry and wakes, and two more join. Every event is
+/// folded, every row is counted exactly once, and the pending count of the process that woke is refused.
 pub(crate) async fn processes_share_the_work_while_some_die_sleep_or_come() {
     let (file, prefix) = (fixture::shared(), fixture::prefix("fleet"));
     let store = fixture::open(&file).await;

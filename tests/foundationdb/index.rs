@@ -1,4 +1,4 @@
-//! An index of many databases, kept by processes of which some are killed.
+//! An index of many databases, kept by several processes, some of which are killed.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ const DBS: usize = 5_000;
 /// The number of databases that one transaction creates or edits.
 const AT_ONCE: usize = 50;
 
-/// The time for all builds, on a machine with little processor time.
+/// The time limit for all builds, long enough for a slow machine.
 const BUILT_WITHIN: Duration = Duration::from_mins(4);
 
 async fn bus(store: &Store, prefix: &[u8]) -> Bus {
@@ -31,12 +31,12 @@ async fn bus(store: &Store, prefix: &[u8]) -> Bus {
     Bus::open(store, options).await.unwrap()
 }
 
-/// What the keys of `what` begin with: documents, or entries of the index.
+/// Returns the prefix of the keys of `what`: documents, or entries of the index.
 fn keys(prefix: &[u8], what: &str) -> Vec<u8> {
     [prefix, what.as_bytes(), b"/"].concat()
 }
 
-/// The part of a process: a node that folds, and builds indexes: for each document the number of its last edit.
+/// The part of a process: runs a node that folds and builds indexes, which have the number of the last edit of each document.
 pub(crate) async fn indexer(file: &str, prefix: &[u8], end: oneshot::Receiver<()>) {
     let store = fixture::open(file).await;
     let bus = bus(&store, prefix).await;
@@ -74,7 +74,7 @@ async fn write(store: Store, prefix: Arc<[u8]>, batch: ParallelBatch<Change>) ->
     Ok(store.run(body).await?)
 }
 
-/// The keys of `what`, and their numbers.
+/// Returns the keys of `what`, and their numbers.
 async fn numbers(store: &Store, prefix: &[u8], what: &str) -> BTreeMap<Vec<u8>, u64> {
     let (tx, range) = (store.begin(), keys(prefix, what));
     let mut pages = tx.pages(RangeRead::new(KeyRange::prefix(range.clone())), Isolation::Snapshot);
@@ -87,7 +87,7 @@ async fn numbers(store: &Store, prefix: &[u8], what: &str) -> BTreeMap<Vec<u8>, 
     found
 }
 
-/// Three processes build the indexes of 5,000 databases, and are killed and replaced while they do so: in the end the index equals the
+/// Three processes build the indexes of 5,000 databases, while processes are killed and replaced. In the end the index equals the
 /// documents.
 pub(crate) async fn an_index_kept_by_three_processes_equals_the_documents() {
     let (file, prefix) = (fixture::shared(), fixture::prefix("index"));
@@ -115,13 +115,13 @@ pub(crate) async fn an_index_kept_by_three_processes_equals_the_documents() {
                     } else {
                         producer.updated(&tx, db);
                     }
-                    // Each round edits another document of the database.
+                    // Each round edits a different document of the database.
                     let id = format!("{}/{round}", db.name);
                     let revision = Revision { position: round * 10 + n as u64 % 7, hash: [0; 16] };
                     let doc = DocSummary { id: DocId::new(&id)?, revision, branches: 1, is_deleted: false };
                     changes.writer(&tx, db).await?.record(&doc, None)?;
                     let key = [&keys(&prefix, "doc"), id.as_bytes()].concat();
-                    // A transaction with an unknown result may be repeated.
+                    // This must be idempotent: a transaction with an unknown result may be repeated.
                     tx.atomic(AtomicOp::Max, &key, &doc.revision.position.to_le_bytes());
                 }
                 Ok(())

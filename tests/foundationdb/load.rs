@@ -23,17 +23,17 @@ const WORKERS: u64 = 8;
 
 const DATABASES: u64 = 10;
 
-/// How many updates of each database there were, by name.
+/// The number of updates of each database, by name.
 pub(crate) type Totals = BTreeMap<String, u64>;
 
 /// Workers that record events until they are asked to stop.
 ///
-/// Each transaction also sets its own marker. If one fails with an unknown result, it is tried again, and finds its
-/// marker if it was committed after all: so each is committed exactly once, whatever happens to the cluster.
+/// Each transaction also sets its own marker. If one fails with an unknown result, it is tried again, and finds its marker if it was
+/// committed after all. So each is committed exactly once, whatever happens to the cluster.
 pub(crate) struct Load {
-    /// Asks the workers to stop.
+    /// Set to ask the workers to stop.
     stop: Arc<AtomicBool>,
-    /// How many transactions were committed.
+    /// The number of committed transactions.
     committed: Arc<AtomicU64>,
     workers: Vec<JoinHandle<Totals>>,
     store: Store,
@@ -61,13 +61,13 @@ impl Load {
         Self { stop, committed, workers, store: store.clone(), markers: prefix.to_vec() }
     }
 
-    /// Waits until `more` transactions were committed from now on.
+    /// Waits until `more` further transactions are committed.
     pub async fn advance(&self, more: u64) {
         let target = self.committed.load(Ordering::SeqCst) + more;
         until("the load to go on", async || self.committed.load(Ordering::SeqCst) >= target).await;
     }
 
-    /// Stops, and returns what was recorded.
+    /// Stops the workers, and returns what they recorded.
     pub async fn stop(self) -> Totals {
         self.stop.store(true, Ordering::SeqCst);
         let mut totals = Totals::new();
@@ -83,7 +83,7 @@ impl Load {
     }
 }
 
-/// How many keys start with `prefix`.
+/// Returns the number of keys that start with `prefix`.
 async fn count(store: &Store, prefix: &[u8]) -> u64 {
     let tx = store.begin();
     let mut pages = tx.pages(RangeRead::new(KeyRange::prefix(prefix.to_vec())), Isolation::Snapshot);
@@ -97,11 +97,11 @@ async fn count(store: &Store, prefix: &[u8]) -> u64 {
 struct Worker {
     number: u64,
     store: Store,
-    /// Where to record.
+    /// The bus to which the worker records.
     bus: Bus,
     /// The key prefix of the markers.
     markers: Vec<u8>,
-    /// Set when the workers have to stop.
+    /// Set when the worker has to stop.
     stop: Arc<AtomicBool>,
     committed: Arc<AtomicU64>,
 }
@@ -134,7 +134,7 @@ impl Worker {
     }
 }
 
-/// Waits until the rows of `bus` have exactly `totals`, and nothing waits to be folded.
+/// Waits until everything is folded, and asserts that the rows of `bus` have exactly `totals`.
 pub(crate) async fn until_folded(bus: &Bus, totals: &Totals) {
     until("everything to be folded", async || bus.is_drained().await.unwrap_or(false)).await;
     let found: Totals =
@@ -142,9 +142,9 @@ pub(crate) async fn until_folded(bus: &Bus, totals: &Totals) {
     assert_eq!(found, *totals);
 }
 
-/// Remembers the newest delivery of each database.
+/// Keeps the newest delivery of each database.
 pub(crate) struct Observer {
-    /// Updates of each database.
+    /// The number of updates in the newest delivery of each database.
     delivered: Arc<Mutex<Totals>>,
     task: JoinHandle<()>,
 }
@@ -153,7 +153,7 @@ impl Observer {
     /// Observes all databases from now on.
     pub fn start(dispatcher: &Dispatcher) -> Self {
         let delivered = Arc::new(Mutex::new(Totals::new()));
-        // A feed that cannot be read for a while is read again.
+        // If the feed cannot be read for a while, the stream tries again.
         let mut stream = dispatcher.subscribe(Filter::all()).deliveries(|trouble| println!("{trouble}"));
         let receiving = Arc::clone(&delivered);
         let task = tokio::spawn(async move {

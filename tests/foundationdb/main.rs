@@ -1,10 +1,9 @@
 //! The store and the bus on a real FoundationDB cluster: tests that need a cluster.
 //!
-//! Each trial is an async function in the file of its topic. Trials that damage their cluster start their own; the
-//! others share one, each below its own prefix. Without FoundationDB they are shown as ignored, not as
-//! passed.
+//! Each trial is an async function in the file of its topic. Trials that damage their cluster start their own; the others share one, each
+//! below its own prefix. Without FoundationDB, trials are shown as ignored, not as passed.
 //!
-//! The program also runs itself again as a child, where a trial needs another process; see `child`.
+//! If a trial needs another process, the program runs itself again as a child; see `child`.
 
 #![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
 
@@ -71,7 +70,7 @@ mod stage;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
 mod states;
 
-/// Makes one trial of each function.
+/// Makes a trial of each function.
 macro_rules! trials {
     ($is_missing:expr, $($file:ident { $($(#[$condition:meta])? $case:ident)* })*) => {{
         let is_missing = $is_missing;
@@ -91,7 +90,7 @@ fn main() -> ExitCode {
         return code;
     }
     let mut arguments = Arguments::from_args();
-    // Trials wait most of their time.
+    // Trials spend most of their time waiting, so some can run at once.
     arguments.test_threads.get_or_insert(3);
     let conclusion = libtest_mimic::run(&arguments, all());
     fixture::stop_cluster();

@@ -1,4 +1,4 @@
-//! Failures of opening a cluster: typed errors that say what to do, in time.
+//! Failures to open a cluster: typed errors that arrive in time and say what to do.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ use notibus::{
 
 use crate::{child::Child, fixture};
 
-/// The latest time for an error with a limit of a second. Only a hang takes longer.
+/// The time within which an error must arrive if the limit is 1 s. Only a hang takes longer.
 const LATE: Duration = Duration::from_secs(30);
 
-/// Why the cluster of `file` cannot be opened.
+/// Returns the reason why the cluster of `file` cannot be opened.
 async fn refused(file: &Path) -> String {
     let options = FoundationDbOptions::default().connect_timeout(Duration::from_secs(1));
     let opening = Store::foundationdb_with(file, &options);
@@ -30,7 +30,7 @@ async fn refused(file: &Path) -> String {
     }
 }
 
-/// Files that are missing, or are not cluster files.
+/// Missing files, and files that are not cluster files, are refused.
 pub(crate) async fn a_bad_cluster_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let missing = refused(&folder.path().join("missing")).await;
@@ -58,7 +58,7 @@ pub(crate) async fn a_bad_cluster_file_is_refused() {
     }
 }
 
-/// A valid file of a cluster that is not there.
+/// A valid cluster file whose cluster does not exist is reported in time.
 pub(crate) async fn an_unreachable_cluster_is_reported_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fdb.cluster");
@@ -68,10 +68,10 @@ pub(crate) async fn an_unreachable_cluster_is_reported_in_time() {
     let reason = refused(&file).await;
     assert!(reason.contains("did not answer within 1s"), "{reason}");
     assert!(started.elapsed() >= Duration::from_millis(900), "it was tried");
-    // The client accepts this as a port.
+    // The client accepts this number as a port.
     fs::write(&file, "a:b@127.0.0.1:70000\n").unwrap();
     refused(&file).await;
-    // A listener that is not a cluster.
+    // Something listens here, but it is not a cluster.
     let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     fs::write(&file, format!("a:b@{}\n", silent.local_addr().unwrap())).unwrap();
     assert!(refused(&file).await.contains("did not answer"));
@@ -80,7 +80,7 @@ pub(crate) async fn an_unreachable_cluster_is_reported_in_time() {
     store.begin().get(b"k", Isolation::Snapshot).await.unwrap();
 }
 
-/// API versions that the client does not offer, that are too old, or that differ from the one chosen before.
+/// An API version is refused if the client does not offer it, if it is too old, or if another one was chosen before.
 pub(crate) async fn a_bad_api_version_is_refused_and_spoils_nothing() {
     let mut child = Child::start("api versions", &fixture::shared(), b"");
     assert_eq!(child.line().await, "done");

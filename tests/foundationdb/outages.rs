@@ -1,5 +1,5 @@
-//! A cluster that becomes unavailable under a running node: how everything in the node continues or ends. `states` covers what the node
-//! reports meanwhile.
+//! What happens in a running node when its cluster becomes unavailable: how its parts continue or end. `states` covers what the node
+//! reports.
 
 use std::{
     thread,
@@ -13,8 +13,8 @@ use crate::{
     stage::{ALL_COMMANDS, NO_ANSWER, Stage},
 };
 
-/// Regression: a node that was asked to stop during an outage of the cluster waited until the outage was over, and further signals had no
-/// effect.
+/// Regression: a node that was asked to stop during an outage of the cluster waited for the end of the outage, and further signals did not
+/// make it stop sooner.
 pub(crate) async fn everything_ends_without_the_cluster() {
     block_in_place(|| {
         let mut stage = Stage::start(Cluster::start());

@@ -11,8 +11,8 @@ use crate::{
     load::{Load, Totals, until_folded},
 };
 
-/// A notifier that is killed in the middle of a load is replaced by another: nothing is lost and nothing counts twice,
-/// and the dispatcher of a third process delivers it all.
+/// A notifier that is killed under load is replaced by another one: nothing is lost or counted twice, and the dispatcher of a third process
+/// delivers everything.
 pub(crate) async fn a_killed_notifier_loses_nothing() {
     let file = fixture::shared();
     let prefix = fixture::prefix("processes");
@@ -24,7 +24,7 @@ pub(crate) async fn a_killed_notifier_loses_nothing() {
     for _ in 0..3 {
         let mut notifier = Child::start("notifier", &file, &prefix);
         assert_eq!(notifier.line().await, "ready");
-        // The notifier folds.
+        // This delivery shows that the notifier folds.
         dispatcher.line().await;
         load.advance(100).await;
         notifier.kill();
@@ -47,7 +47,7 @@ pub(crate) async fn a_killed_notifier_loses_nothing() {
     dispatcher.end();
 }
 
-/// A process that ends in the middle of its work exits cleanly once the network was stopped.
+/// A process that ends in the middle of its work exits cleanly once its network is stopped.
 pub(crate) async fn a_process_exits_cleanly() {
     let file = fixture::shared();
     for _ in 0..5 {
@@ -57,7 +57,7 @@ pub(crate) async fn a_process_exits_cleanly() {
     }
 }
 
-/// A history that is replayed on a cluster is folded and delivered exactly, and another process reads the same feed.
+/// A history that is replayed on a cluster is folded and delivered exactly, and another process can read the feed.
 #[cfg(feature = "cli")]
 pub(crate) async fn a_history_is_replayed_on_a_cluster() {
     use std::{collections::BTreeMap, process::Command};
@@ -92,11 +92,11 @@ pub(crate) async fn a_history_is_replayed_on_a_cluster() {
     assert_eq!(code, Some(2), "{errors}");
 }
 
-/// Regression: the example worked only the first time on a cluster: it recorded an update of an instance that it had just drawn, which
-/// was stale from the second time on, and waited forever.
+/// Regression: the example recorded an update of an instance that it had just drawn, which was stale from the second run on, so it worked
+/// only once on a cluster, and then waited forever.
 ///
-/// Then the example runs in processes that are killed at random moments: each leaves a node with its leases, and perhaps a commit of which
-/// it does not know. The next processes continue from there, and the database is created only once.
+/// Then the example runs in processes that are killed at random moments: each leaves behind a node with its leases, and perhaps a commit
+/// that it does not know about. The next processes continue from there, and the database is created only once.
 pub(crate) async fn a_foreign_layer_runs_any_number_of_times_and_survives_kills() {
     let file = fixture::shared();
     let store = fixture::open(&file).await;
@@ -122,7 +122,7 @@ pub(crate) async fn a_foreign_layer_runs_any_number_of_times_and_survives_kills(
     assert!(delivered.contains("orders updated") && !delivered.contains("created"), "{delivered}");
     last.end();
     let bus = Bus::open_existing(&store, b"layer-example/").await.unwrap();
-    // The last delivery may be of an event of a killed process. Then the event of the last process waits for the next notifier.
+    // The last delivery may be for an event of a killed process. In that case the event of the last process waits for the next notifier.
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     until("all to be folded", async || bus.is_drained().await.unwrap()).await;
     notifier.shutdown().await.unwrap();

@@ -1,4 +1,4 @@
-//! `ready` names the part that is dead: the notifier, the tail, the cluster.
+//! `ready` names the part that is dead: the notifier, the tail or the cluster.
 
 use notibus::{StartOptions, store::Store};
 

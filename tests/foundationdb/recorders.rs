@@ -1,4 +1,4 @@
-//! Recorders in other languages, in FoundationDB transactions of their own.
+//! Recorders in other languages, in their own FoundationDB transactions.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,7 +13,7 @@ use crate::{
     fixture,
 };
 
-/// A Python with FoundationDB's own package.
+/// Finds a Python that has FoundationDB's own package.
 fn python() -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it lies in the target folder");
     let found = [target.join("clients/python/bin/python"), "python3".into()].into_iter().find(|python| {
@@ -29,8 +29,8 @@ fn python() -> Option<PathBuf> {
     found
 }
 
-/// A layer in Python writes a document and its event in one transaction; the event is delivered here, and that of a transaction without a
-/// commit is not.
+/// A layer in Python writes a document and its event in one transaction. The event is delivered here, but not the event of a transaction
+/// that was never committed.
 pub(crate) async fn a_layer_in_python_records_in_its_own_transactions() {
     let Some(python) = python() else { return };
     let file = fixture::shared();

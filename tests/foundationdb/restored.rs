@@ -1,4 +1,4 @@
-//! An older state of a bus that is restored into a cluster, and a move to one: the rows of a store with later versions are copied.
+//! Restoring an older state of a bus into a cluster, and moving a bus to one by copying the rows of a store with later versions.
 
 use crate::{
     fixture::{open, prefix, shared},

@@ -1,4 +1,4 @@
-//! Servers that die, and servers that join and leave, in the middle of a load: nothing is lost and nothing counts twice.
+//! Servers that die, and servers that join and leave, under load: nothing is lost or counted twice.
 
 use std::{
     cell::{Cell, RefCell},
@@ -44,18 +44,18 @@ impl Stage {
         Self { bus, store, notifier, _dispatcher: dispatcher, observer, load }
     }
 
-    /// Stops the load, and checks that everything that it recorded is folded exactly once, and delivered.
+    /// Stops the load, and checks that everything recorded is folded exactly once and delivered.
     async fn check(self) {
         let totals = self.load.stop().await;
         until_folded(&self.bus, &totals).await;
         self.observer.until_delivered(&totals).await;
-        // A fold whose result was unknown is counted in the rows, but perhaps not in the process.
+        // The rows include every fold, but the count of the process may lack folds whose result was unknown.
         assert!(self.bus.stats().folded.total() <= totals.values().sum());
         self.notifier.shutdown().await.unwrap();
     }
 }
 
-/// The only server is killed, again and again, and comes back with its data.
+/// The only server is killed repeatedly, and returns with its data.
 pub(crate) async fn a_killed_server_loses_nothing() {
     let mut cluster = block_in_place(Cluster::start);
     let stage = Stage::start(&cluster).await;
@@ -71,8 +71,8 @@ pub(crate) async fn a_killed_server_loses_nothing() {
     stage.check().await;
 }
 
-/// Regression: a run gave up after one attempt just when the cluster came back: the time for which the client had waited for it counted as
-/// trying, and was longer than the limit of the run.
+/// Regression: a run counted the time during which the client waited for the cluster as time spent trying, so after an outage longer than
+/// its limit it gave up after one attempt, just when the cluster was back.
 pub(crate) async fn a_run_goes_on_after_an_outage_that_is_longer_than_its_limit() {
     let cluster = block_in_place(Cluster::start);
     let store = fixture::open(cluster.file()).await;
@@ -91,7 +91,7 @@ pub(crate) async fn a_run_goes_on_after_an_outage_that_is_longer_than_its_limit(
                 cluster.restart_server(0);
             });
         }
-        // The transaction waits for the cluster, and is too old by then.
+        // This read waits for the cluster, and by then the transaction is too old.
         tx.get(b"k", Isolation::Serializable).await?;
         tx.set(b"k", b"v");
         Ok(())
@@ -101,7 +101,7 @@ pub(crate) async fn a_run_goes_on_after_an_outage_that_is_longer_than_its_limit(
     assert!(began.elapsed() > limit, "the outage was longer than the limit");
 }
 
-/// The stateless roles are recruited again while transactions are under way: each time the cluster recovers.
+/// The stateless roles are recruited again while transactions are in progress; each time the cluster recovers.
 pub(crate) async fn recoveries_lose_nothing() {
     let mut cluster = block_in_place(Cluster::start);
     let stage = Stage::start(&cluster).await;
@@ -114,7 +114,7 @@ pub(crate) async fn recoveries_lose_nothing() {
     stage.check().await;
 }
 
-/// The coordinator and the data move to a server that joins under load; then the first server is gone.
+/// The coordinator and the data move to a server that joins under load; then the first server is removed.
 pub(crate) async fn a_cluster_that_moves_to_another_server_loses_nothing() {
     let mut cluster = block_in_place(Cluster::start);
     let stage = Stage::start(&cluster).await;

@@ -19,7 +19,7 @@ use crate::{
     scenario::{self, Size},
 };
 
-/// Writers, reshards and readers at once, while commits fail in all ways: the guarantees of the embedded store hold here.
+/// Writers, reshards and readers at once, while commits fail in all ways: the guarantees of the embedded store hold here, too.
 pub(crate) async fn readers_see_every_change_once_and_in_order_through_any_reshard() {
     let store = fixture::open(fixture::shared()).await;
     let size = Size { writes: 60, reshards: 25, readers: 3, faults_percent: 10 };
@@ -31,7 +31,7 @@ pub(crate) async fn readers_see_every_change_once_and_in_order_through_any_resha
     }
 }
 
-/// A job over many shards, a reshard in the middle, ends at one state of the feed.
+/// A job over many shards, with a reshard in the middle, ends at one consistent state of the feed.
 pub(crate) async fn a_parallel_job_ends_at_one_state() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("job")).await;
@@ -84,7 +84,7 @@ pub(crate) async fn a_parallel_job_ends_at_one_state() {
     assert!(expected.len() >= 100);
 }
 
-/// A bus moves from memory to the cluster, and on to memory: nothing is lost, and sequences grow.
+/// A bus moves from memory to the cluster, and then to memory again: nothing is lost, and sequences grow.
 pub(crate) async fn a_bus_moves_to_a_cluster_and_away() {
     let cluster = fixture::open(fixture::shared()).await;
     let prefix = fixture::prefix("moved");

@@ -16,7 +16,7 @@ use crate::{
     served::{Served, notibus},
 };
 
-/// How long to wait for what has to happen.
+/// How long to wait for expected events before the test fails.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
 const POSTED: usize = 16;
@@ -27,7 +27,7 @@ pub(crate) const COMMANDS: [&[&str]; 4] =
 
 /// The same commands, and commands that write.
 ///
-/// Regression: the last of these commands waited until the cluster was back.
+/// Regression: the last of these commands had no time limit, so it waited until the cluster was back.
 pub(crate) const ALL_COMMANDS: [&[&str]; 6] = [
     COMMANDS[0],
     COMMANDS[1],
@@ -37,7 +37,7 @@ pub(crate) const ALL_COMMANDS: [&[&str]; 6] = [
     &["record", "late"],
 ];
 
-/// What commands say if they get no answer.
+/// Texts, one of which a command prints if it gets no answer.
 pub(crate) const NO_ANSWER: &[&str] = &["gave up", "did not answer"];
 
 /// A node on its own cluster, with its log.
@@ -51,12 +51,12 @@ pub(crate) struct Stage {
 pub(crate) struct Log(TempDir);
 
 impl Log {
-    /// The whole log.
+    /// Returns the whole log.
     pub fn text(&self) -> String {
         fs::read_to_string(self.0.path().join("log")).unwrap()
     }
 
-    /// The lines about failures.
+    /// Returns the lines of the log that are warnings or errors.
     pub fn troubles(&self) -> Vec<String> {
         let is_trouble = |line: &&str| line.contains("WARN") || line.contains("ERROR");
         self.text().lines().filter(is_trouble).map(str::to_owned).collect()
@@ -70,7 +70,7 @@ impl Log {
     }
 }
 
-/// The exit code and the text of a command.
+/// The exit code and the output of a command.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub code: Option<i32>,
@@ -127,7 +127,7 @@ impl Stage {
         Said { code: output.status.code(), text: String::from_utf8_lossy(&text).into_owned() }
     }
 
-    /// Runs `commands` all at once, and asserts their exit code, and that they say one of these.
+    /// Runs all `commands` at once, and asserts that each exits with `code` and prints one of `expected`.
     pub fn commands_say(&self, commands: &[&[&str]], code: i32, expected: &[&str]) {
         thread::scope(|scope| {
             for arguments in commands {
@@ -143,7 +143,7 @@ impl Stage {
         });
     }
 
-    /// Begins to post events, and does not wait for the answer.
+    /// Posts events without waiting for the answer.
     pub fn begin_to_post(&self) -> TcpStream {
         let event = |number| format!(r#"{{"db":"{}","type":"created"}}"#, name(number));
         let body = format!("[{}]", (0..POSTED).map(event).collect::<Vec<_>>().join(","));
@@ -157,7 +157,7 @@ impl Stage {
         socket
     }
 
-    /// The status of a request for the feed that does not wait.
+    /// Requests one row of the feed without waiting for new rows, and returns the status of the answer.
     pub fn list(&self) -> String {
         let mut socket = TcpStream::connect(self.served.at).unwrap();
         let target = "/_db_updates?limit=1";
@@ -170,7 +170,7 @@ impl Stage {
         status_of(&answer_to(self.begin_to_post()))
     }
 
-    /// Reads the feed as it grows, from now on.
+    /// Starts a follower that reads the feed from now on.
     pub fn follow(&self) -> Follower {
         let mut follower = Follower::start(self, "since=now");
         assert_eq!(status_of(&follower.line()), "200");
@@ -184,7 +184,7 @@ impl Stage {
         follower.seen.clear();
         assert_eq!(self.post(), "201");
         follower.until_all_rows();
-        // The log says so once everything works, which may be some seconds after the first row.
+        // The log reports that everything works again, perhaps a few seconds after the first row.
         let began = Instant::now();
         while !self.log.is_over() {
             assert!(began.elapsed() < PATIENCE, "{:#?}", self.log.troubles());
@@ -202,7 +202,7 @@ fn serve(store: &str) -> (Served, Log) {
     (served, Log(folder))
 }
 
-/// The name of database number `number` of a post.
+/// Returns the name of database number `number` in a post.
 fn name(number: usize) -> String {
     format!("late-{number:02}")
 }
@@ -211,7 +211,7 @@ pub(crate) fn status_of(answer: &str) -> String {
     answer.split(' ').nth(1).unwrap_or_default().to_owned()
 }
 
-/// The answer on `socket`. There is one, whatever the cluster does.
+/// Reads the answer on `socket`. An answer must arrive, whatever the cluster does.
 pub(crate) fn answer_to(mut socket: TcpStream) -> String {
     let mut answer = String::new();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -222,12 +222,12 @@ pub(crate) fn answer_to(mut socket: TcpStream) -> String {
 /// A client that reads a feed as it grows.
 pub(crate) struct Follower {
     feed: BufReader<TcpStream>,
-    /// The posted databases of which it has received rows.
+    /// The posted databases of which the client has received rows.
     pub seen: BTreeSet<String>,
 }
 
 impl Follower {
-    /// Asks for a feed, and reads nothing yet.
+    /// Requests a feed, but reads nothing yet.
     pub fn start(stage: &Stage, since: &str) -> Self {
         let mut socket = TcpStream::connect(stage.served.at).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -236,7 +236,7 @@ impl Follower {
         Self { feed: BufReader::new(socket), seen: BTreeSet::new() }
     }
 
-    /// The next line.
+    /// Reads the next line.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.feed.read_line(&mut line).unwrap();

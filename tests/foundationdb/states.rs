@@ -1,7 +1,7 @@
-//! The states of a cluster and of a bus, and what a node says in each: `docs/foundationdb.md` has the same table.
+//! The states of a cluster and of a bus, and what a node reports in each: `docs/foundationdb.md` has the same table.
 //!
-//! Each state is on a cluster of two processes: the second one keeps the data, the first one does everything else. A state begins with a
-//! new node that works, and ends with one that works again. Mostly the states wait, so some clusters are in use at once.
+//! Each cluster has two processes: the second one stores the data, the first one does everything else. A state begins with a new node that
+//! works, and ends with a node that works again. States spend most of their time waiting, so several clusters are in use at once.
 
 use std::{
     future::Future,
@@ -23,10 +23,10 @@ use crate::{
     stage::{ALL_COMMANDS, COMMANDS, Follower, NO_ANSWER, Stage, answer_to, status_of},
 };
 
-/// The leases, after the default prefix.
+/// The prefix of the keys of leases, including the default prefix of the bus.
 const LEASES: &[u8] = b"notibus\x15\x0b";
 
-/// An entry of the topology of the notification feed that would be its newest.
+/// The key of a topology entry of the notification feed that is newer than all others.
 const TOPOLOGY: &str = r"notibus\x15\x07\x01n\x00\x14\x33\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff";
 
 /// Rows of names of this length fill every buffer between a node and a client.
@@ -34,7 +34,7 @@ const LONG_NAME: usize = 1_000;
 
 const LONG_NAMES: usize = 8_000;
 
-/// How many clusters are in use at once.
+/// The number of clusters that are in use at once.
 const LANES: usize = 4;
 
 /// Ends a state. If the bus of the node is gone, this also replaces the node.
@@ -43,29 +43,29 @@ type End = Box<dyn FnOnce(&mut Stage)>;
 /// A line of the table.
 struct State {
     name: &'static str,
-    /// Brings the state about, and returns what ends it.
+    /// Puts the stage into the state, and returns a function that ends the state.
     begin: fn(&mut Stage) -> End,
-    /// The status of `ready`, and what its body contains.
+    /// The status of `ready`, and a text in its body.
     ready: (&'static str, &'static str),
     posts: &'static str,
     feeds: Feeds,
-    /// The exit code of commands, and what they say.
+    /// The exit code of commands, and texts, one of which each command prints.
     commands: (i32, &'static [&'static str]),
     /// The commands to which `commands` applies.
     of: &'static [&'static [&'static str]],
-    /// A part of a line of the log. If it is empty, the log may say anything or nothing; if there is none, the log must say nothing.
+    /// A part of a line of the log. If it is empty, the log may contain anything or nothing; with `None`, no warnings and no errors.
     log: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Feeds {
-    /// Feeds have heartbeats, whatever they read, and new ones are refused.
+    /// Open feeds get heartbeats, whatever they read, and new ones are refused.
     Wait,
-    /// Feeds that have begun have heartbeats; others need what is damaged, and are refused or cut off.
+    /// Feeds that wait for new rows get heartbeats; other feeds need the damaged data, and are refused or cut off.
     GoOnOnly,
-    /// Feeds have heartbeats and rows of some databases, and new ones begin.
+    /// Feeds get heartbeats and the rows of some databases, and new ones begin.
     GoOnInPart,
-    /// Feeds end, and new ones are refused.
+    /// Open feeds end, and new ones are refused.
     End,
 }
 
@@ -91,7 +91,7 @@ const STATES: [State; 7] = [
         feeds: Feeds::Wait,
         commands: (1, NO_ANSWER),
         of: &ALL_COMMANDS,
-        // Heartbeats read nothing, so the node stays; its reads wait.
+        // The heartbeats of the node read nothing, so it remains a member; only its reads wait.
         log: Some(""),
     },
     State {
@@ -127,7 +127,7 @@ const STATES: [State; 7] = [
         of: &COMMANDS,
         log: None,
     },
-    // Nobody can decode the newest entry, which all roles need.
+    // The newest entry, which all roles need, cannot be decoded.
     State {
         name: "the topology is damaged",
         begin: |stage| {
@@ -162,9 +162,9 @@ const STATES: [State; 7] = [
     },
 ];
 
-/// Regressions: `ready` asked for a read version only: it returned 200 while the storage servers were down and nothing worked, and hid that
-/// a database was locked. Commands waited forever. Posts during an outage were not answered before it was over. A node whose bus was wiped
-/// said that it was ready, answered that there were no databases, and logged 65 lines a second.
+/// Regressions: `ready` only asked for a read version, so it returned 200 while the storage servers were down and nothing worked, and did
+/// not show that a database was locked. Commands waited forever. Posts during an outage got no answer before its end. A node whose bus was
+/// wiped said that it was ready, answered that there were no databases, and logged 65 lines a second.
 pub(crate) async fn a_node_says_what_the_table_says() {
     let runtime = Handle::current();
     block_in_place(|| {
@@ -180,7 +180,7 @@ pub(crate) async fn a_node_says_what_the_table_says() {
     });
 }
 
-/// Puts a cluster of two processes into each of these states in turn.
+/// Puts a cluster of two processes into each of these states in turn, and checks what the node reports.
 fn show<'a>(states: impl Iterator<Item = &'a State>) {
     let mut stage = Stage::start(Cluster::start_apart());
     block_on(record_long_names(&stage));
@@ -190,7 +190,7 @@ fn show<'a>(states: impl Iterator<Item = &'a State>) {
         let mut follower = stage.follow();
         stage.works(&mut follower);
         assert_eq!(stage.log.troubles(), [""; 0], "all is well");
-        // The feed has begun, and its rows wait until the client reads on.
+        // This feed has begun, and its rows wait until the client reads further.
         let mut loading = Follower::start(&stage, "since=0");
         assert_eq!(status_of(&loading.line()), "200");
         let end = (state.begin)(&mut stage);
@@ -209,7 +209,7 @@ fn show<'a>(states: impl Iterator<Item = &'a State>) {
 }
 
 impl State {
-    /// Asserts what this line of the table says. Returns the follower if its feed is still open.
+    /// Asserts that the node behaves as this line of the table says. Returns the follower if its feed is still open.
     fn is_shown_by(&self, stage: &Stage, mut follower: Follower, loading: Follower) -> Option<Follower> {
         println!("{}", self.name);
         let name = self.name;
@@ -217,7 +217,7 @@ impl State {
         thread::scope(|scope| {
             let loading = scope.spawn(|| self.is_shown_by_old_rows(loading));
             stage.until_ready(self.ready.0, self.ready.1);
-            // A restart helps only if the bus is gone. The node finds that out at its next heartbeat.
+            // A restart helps only if the bus is gone, which the node notices at its next heartbeat.
             stage.until_live(if self.feeds == Feeds::End { "503" } else { "200" });
             let posted = stage.begin_to_post();
             let new = scope.spawn(|| stage.list());
@@ -262,18 +262,18 @@ impl State {
         })
     }
 
-    /// Asserts what happens to a feed that was still reading older rows when the state began: those rows filled all buffers.
+    /// Asserts what happens to a feed that was still reading older rows, which filled all buffers, when the state began.
     fn is_shown_by_old_rows(&self, mut loading: Follower) {
         match self.feeds {
             Feeds::GoOnOnly => assert!(!loading.until_end(), "{}: it is cut off", self.name),
-            // The feed is cut off, or has come to where the dispatcher ended.
+            // The feed is cut off, or has reached the place where the dispatcher ended.
             Feeds::End => _ = loading.until_end(),
             Feeds::Wait | Feeds::GoOnInPart => loading.until_heartbeat(),
         }
     }
 }
 
-/// Takes some of the servers away.
+/// Kills `servers`. The function that it returns restarts them.
 fn without(stage: &mut Stage, servers: &'static [usize]) -> End {
     for server in servers {
         stage.cluster.kill_server(*server);
@@ -285,14 +285,14 @@ fn without(stage: &mut Stage, servers: &'static [usize]) -> End {
     })
 }
 
-/// A notifier that is alive, but gets no lease of its share of the partitions.
+/// A notifier that is alive, but gets no leases for its share of the partitions.
 struct Idle {
     notifier: notibus::Notifier,
     faults: Faults,
 }
 
 impl Idle {
-    /// Lets the notifier get its leases, and ends it.
+    /// Lets the notifier get its leases, and shuts it down.
     async fn end(self) {
         self.faults.heal();
         self.notifier.shutdown().await.unwrap();
@@ -336,7 +336,7 @@ async fn record_long_names(stage: &Stage) {
     crate::common::until("all to be folded", async || bus.is_drained().await.unwrap()).await;
 }
 
-/// Waits for `future` within a part that blocks its thread.
+/// Waits for `future` on a thread that may block.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     Handle::current().block_on(future)
 }

@@ -31,11 +31,11 @@ async fn only_admins_get_the_feed() {
     let none = get(fixture.at(), "/_db_updates").await;
     assert_eq!(none.head.status, 401);
     assert_eq!(none.body, "{\"error\":\"unauthorized\",\"reason\":\"You are not a server admin.\"}\n");
-    // With `Basic`, a browser would show its user a dialog; CouchDB sends that only on request.
+    // `Basic` would make a browser show its user a dialog, so CouchDB sends it only on request.
     assert!(none.head.headers["www-authenticate"].starts_with("Bearer "));
     let asks = ask(fixture.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Basic\r\n", "").await;
     assert!(asks.head.headers["www-authenticate"].starts_with("Basic "));
-    // Regression: clients of CouchDB that had asked for no dialog got one.
+    // Regression: the server sent `Basic` even for this value of the header, so clients of CouchDB that had asked for no dialog got one.
     let spared = ask(fixture.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Cookie\r\n", "").await;
     assert!(spared.head.headers["www-authenticate"].starts_with("Bearer "));
     // Existing and unknown names get the same answer.
@@ -66,7 +66,7 @@ async fn only_admins_get_the_feed() {
     for header in [&basic("anna", &secret("anna")), &bearer("bob")] {
         assert_eq!(ask(fixture.at(), "GET", "/_db_updates", header, "").await.head.status, 200);
         assert_eq!(ask(fixture.at(), "GET", "/_notibus/status", header, "").await.head.status, 200);
-        // Regression: the second header was ignored, although a proxy in front may have checked that one.
+        // Regression: the server ignored the second header, so a request could pass a proxy that checks only that one.
         let two = format!("{header}{header}");
         assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &two, "").await.head.status, 400);
     }
@@ -74,7 +74,7 @@ async fn only_admins_get_the_feed() {
     assert_eq!(get(fixture.at(), "/_notibus/health/ready").await.head.status, 200);
 }
 
-/// Regression: any web page could use a server on a loopback address through the browser of a user who visited the page.
+/// Regression: a server on a loopback address answered requests from any origin, so any web page could use it through a visitor's browser.
 #[tokio::test]
 async fn an_open_server_answers_no_pages_from_elsewhere() {
     let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
@@ -107,7 +107,7 @@ async fn an_open_server_answers_no_pages_from_elsewhere() {
     assert_eq!(ask(fixture.at(), "GET", "/_db_updates", same, "").await.head.status, 200);
 }
 
-/// Regression: a server with the options in the documentation answered to every host name. Any page whose own name pointed to 127.0.0.1
+/// Regression: a server with the options from the documentation accepted every host name, so any page whose own name pointed to 127.0.0.1
 /// could read everything and reshard every database.
 #[tokio::test]
 async fn a_server_with_the_default_options_answers_no_rebound_page() {
@@ -138,7 +138,7 @@ async fn start(address: &str, limits: ServerOptions) -> notibus::Result<Server> 
     Server::start(listener, Router::new(), limits, Store::memory().env())
 }
 
-/// Regression: the server listened for other machines although its default access is open to everyone.
+/// Regression: the server listened for other machines without `is_public`, so all had its default access, which is open to everyone.
 #[tokio::test]
 async fn it_listens_for_other_machines_only_if_that_is_asked_for() {
     for address in ["0.0.0.0:0", "[::]:0"] {
@@ -152,7 +152,7 @@ async fn it_listens_for_other_machines_only_if_that_is_asked_for() {
     }
 }
 
-/// Regression: a name with a port was accepted, but never matched, so every client that used it was refused.
+/// Regression: the server accepted a host name with a port, which never matched, so every client that used the name was refused.
 #[tokio::test]
 async fn a_name_that_can_never_match_is_refused_at_start() {
     for name in [
@@ -177,7 +177,7 @@ async fn a_name_that_can_never_match_is_refused_at_start() {
     }
 }
 
-/// Regression: behind a proxy that sends its own upstream name as `Host`, an open server considered every client local.
+/// Regression: behind a proxy that sends its upstream name as `Host`, an open server took every client for a local one, so it answered all.
 #[tokio::test]
 async fn an_open_server_answers_no_client_behind_a_proxy() {
     let fixture = HttpFixture::new().await;
@@ -196,7 +196,7 @@ async fn an_open_server_answers_no_client_behind_a_proxy() {
     assert_eq!(ask(fixture.at(), "GET", "/_db_updates", forwarded, "").await.head.status, 200);
 }
 
-/// Returns the status of the answer to a request with these header lines.
+/// Sends a request with these header lines, and returns the status of the answer.
 async fn status_of(fixture: &HttpFixture, request: &str, lines: &[&str]) -> u16 {
     let mut connection = Connection::open(fixture.at()).await;
     connection.send(&([&[request], lines].concat().join("\r\n") + "\r\n\r\n")).await;
@@ -244,7 +244,7 @@ async fn only_names_of_this_machine_are_answered() {
     );
 }
 
-/// Regression: a page from elsewhere could load an image or a script from the server, because such requests have no origin.
+/// Regression: the server checked only the origin, which requests for images and scripts lack, so pages from elsewhere could load these.
 #[tokio::test]
 async fn pages_from_elsewhere_are_not_answered() {
     for is_public in [false, true] {
@@ -268,7 +268,7 @@ async fn pages_from_elsewhere_are_not_answered() {
             ("same-site", "cors", 403),
             ("same-origin", "cors", 200),
             ("none", "navigate", 200),
-            // A link on a page of another origin.
+            // The user follows a link on a page of another origin.
             ("cross-site", "navigate", 200),
         ] {
             let [site, mode] =
@@ -314,8 +314,8 @@ async fn answers_have_an_id_and_say_who_answers() {
     }
 }
 
-/// A client that closes its sending side looks like one that is gone, and hyper treats it so: the feed ends at once, and nothing of it
-/// remains, whatever the heartbeat.
+/// A client that closes its sending side looks like one that is gone, and hyper treats it as such: the feed ends at once and is freed,
+/// whatever its heartbeat.
 #[tokio::test]
 async fn a_client_that_closes_its_sending_side_leaves_nothing() {
     let fixture = HttpFixture::new().await;
@@ -332,8 +332,8 @@ async fn a_client_that_closes_its_sending_side_leaves_nothing() {
     drop(halves);
 }
 
-/// Requests that two servers in a row may interpret differently: none reaches a route as two requests, or with a body that the other server
-/// took for the next request.
+/// Requests that a proxy and this server may parse differently: none reaches a route as two requests, or with a body that the proxy took
+/// for the next request.
 #[tokio::test]
 async fn shapes_that_smuggle_a_request_are_refused_or_end_the_connection() {
     let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
@@ -370,7 +370,7 @@ async fn shapes_that_smuggle_a_request_are_refused_or_end_the_connection() {
     assert_eq!(fixture.bus.stats().folded.total(), 0, "nothing was recorded");
 }
 
-/// Unknown and known names do the same work: each secret is hashed once and compared with every line, whatever the name.
+/// Unknown and known names cause the same work: each secret is hashed once and compared with every line, whatever the name.
 #[tokio::test]
 async fn nothing_distinguishes_unknown_names_from_known_ones() {
     let options = ApiOptions::default().authorize(credentials(&[line("anna"), line("bob")]));
@@ -397,7 +397,7 @@ async fn nothing_distinguishes_unknown_names_from_known_ones() {
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
 }
 
-/// Cause: a feed was checked when it began and never again.
+/// Regression: the server checked the caller of a feed only when the feed began, so the feeds of a removed name continued.
 #[tokio::test]
 async fn the_open_feeds_of_a_removed_name_end() {
     let known: Credentials = [line("anna"), line("bob")].join("\n").parse().unwrap();
@@ -453,13 +453,13 @@ async fn pages_of_origins_that_are_named_may_ask() {
     assert_eq!(other.head.status, 403);
     assert!(!other.head.headers.contains_key("access-control-allow-origin"));
     assert!(other.head.headers["vary"].contains("origin"));
-    // Regression: a shared cache gave pages the answer to a request from outside any page, without the headers that allow them to read it.
+    // Regression: this answer had no `Vary` header, so a shared cache gave it to pages without the headers that allow them to read it.
     let none = get(fixture.at(), "/_db_updates").await;
     assert!(none.head.status == 200 && none.head.headers["vary"].contains("origin"));
     assert_eq!(ask(fixture.at(), "POST", "/_notibus/events", page, "[]").await.head.status, 403);
 }
 
-/// Regression: every caller with credentials could do everything, and all tokens together counted as one client.
+/// Regression: the server did not distinguish callers with credentials, so each could do everything, and all tokens counted as one client.
 #[tokio::test]
 async fn callers_may_do_what_their_roles_say() {
     let lines = [
@@ -479,7 +479,7 @@ async fn callers_may_do_what_their_roles_say() {
     for name in ["shop/a", "logs"] {
         fixture.event(&db(name, 1), EventKind::Created).await;
     }
-    // The statuses are those of reader, writer, scraper and admin.
+    // The statuses are for the reader, the writer, the scraper and the admin.
     for (method, target, statuses) in [
         ("GET", "/_db_updates", [200, 401, 401, 200]),
         ("GET", "/_all_dbs", [200, 401, 401, 200]),
@@ -517,7 +517,7 @@ async fn callers_may_do_what_their_roles_say() {
     }
 }
 
-/// The accounts of a layer: a proxy sets a header with the name.
+/// The accounts of a layer whose proxy sets a header with the name of the caller.
 #[derive(Debug)]
 struct Proxy;
 

@@ -34,8 +34,8 @@ async fn post(fixture: &HttpFixture, target: &str, encoding: &str, body: &[u8]) 
     connection.answer().await
 }
 
-/// IBM's clients compress everything that they post, even `{}`. Regression: the server refused such a body as invalid JSON, and so ended
-/// their followers.
+/// IBM's clients compress everything that they post, even `{}`. Regression: the server refused such bodies as invalid JSON, so followers
+/// ended.
 #[tokio::test]
 async fn compressed_bodies_are_inflated_within_their_bound() {
     let mut layer = None;
@@ -68,7 +68,7 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
     let fits = &long[2..];
     for (encoding, body, status) in [
         ("gzip", packed(fits), 201),
-        // About 30 bytes that inflate to too many.
+        // The body has about 30 bytes, but exceeds the limit when inflated.
         ("gzip", packed(&long), 413),
         ("gzip", packed(&b" ".repeat(1 << 24)), 413),
         ("gzip", events.into(), 400),
@@ -82,8 +82,8 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
     }
 }
 
-/// Regression: sixteen uploads of empty gzip members stalled the answering tasks for 2 s. Each member of 20 bytes costs as much as a
-/// large one, so a body is one member, and anything after it is not read.
+/// Regression: the server inflated any number of gzip members, so sixteen uploads of empty members stalled the answering tasks for 2 s.
+/// Each empty member of 20 bytes costs as much as a large one, so a body may have only one, and nothing after it is read.
 #[tokio::test]
 async fn a_body_of_many_gzip_members_is_refused_at_the_first() {
     let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
@@ -98,7 +98,7 @@ async fn a_body_of_many_gzip_members_is_refused_at_the_first() {
     }
 }
 
-/// Regression: the server held 317 MB for 300 bodies that clients had begun but not finished.
+/// Regression: the server did not limit all bodies together, so it held 317 MB for 300 bodies that clients had begun but not finished.
 #[tokio::test]
 async fn all_bodies_together_are_bounded() {
     let options = ApiOptions::default().body_len_max(100_000).bodies_len_max(250_000);
@@ -123,8 +123,8 @@ async fn all_bodies_together_are_bounded() {
     .await;
 }
 
-/// Bug: a body that was compressed, or had no length, reserved room for the longest possible body, and twice that while it was inflated. So
-/// one of two concurrent compressed requests was refused, however short they were.
+/// Bug: the server reserved room for the longest possible body if a body was compressed or had no length, and twice that while inflating
+/// it, so one of two concurrent compressed requests was refused, however short they were.
 #[tokio::test]
 async fn a_body_takes_the_room_of_its_bytes() {
     let options = ApiOptions::default().body_len_max(10_240).bodies_len_max(10_240);
@@ -135,14 +135,14 @@ async fn a_body_takes_the_room_of_its_bytes() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     let mut event = packed(br#"[{"db":"a","type":"created"}]"#);
     assert_eq!(post(&fixture, "/_notibus/events", "gzip", &event).await.head.status, 201);
-    // A body that claims to be shorter than it is.
+    // This gzip body claims a smaller length than it has.
     let end = event.len() - 4;
     event[end] -= 1;
     assert_eq!(post(&fixture, "/_notibus/events", "gzip", &event).await.head.status, 400);
 }
 
-/// Regression: each feed of some documents kept their ids in a table, which took up to twelve times the size of the body, for as long as
-/// the feed lasted. Nothing counted these bytes.
+/// Regression: a feed of chosen documents kept their ids in a table of up to twelve times the size of the body for as long as the feed
+/// lasted, and the server did not count these bytes, so their total was unlimited.
 #[tokio::test]
 async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
     let mut layer = None;
@@ -175,7 +175,7 @@ async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
     until("room", async || follow().await.1 == 200).await;
 }
 
-/// Regression: a client that asked whether to send a body got `100 Continue` although the body was too long.
+/// Regression: a client that asked whether to send a body got `100 Continue` although the body was too long, so the client sent it in vain.
 #[tokio::test]
 async fn a_body_that_will_be_refused_need_not_be_sent() {
     let options = ApiOptions::default().body_len_max(LEN_MAX);
@@ -188,7 +188,7 @@ async fn a_body_that_will_be_refused_need_not_be_sent() {
     }
 }
 
-/// Regression: the server treated `gzip, chunked` as `chunked`, and the compressed bytes as the body.
+/// Regression: the server treated `gzip, chunked` as `chunked`, so it took the compressed bytes for the body.
 #[tokio::test]
 async fn a_coding_for_the_transfer_that_nobody_undoes_is_refused() {
     let fixture =
@@ -212,7 +212,7 @@ async fn a_coding_for_the_transfer_that_nobody_undoes_is_refused() {
     }
 }
 
-/// hyper may answer, or treat the client as gone. In either case the connection ends at once, and the room of its body is released.
+/// hyper may answer, or treat the client as gone. In either case the connection ends at once, and the room for its body is released.
 #[tokio::test]
 async fn a_client_that_ends_in_the_middle_of_a_body_leaves_nothing() {
     let options = ApiOptions::default().body_len_max(10_240).bodies_len_max(10_240);

@@ -25,7 +25,7 @@ fn row(seq: Sequence, id: &str, position: u64) -> String {
     format!("{{\"seq\":\"{seq}\",\"id\":\"{id}\",\"changes\":[{{\"rev\":\"{}\"}}]}}", rev(position, 7))
 }
 
-/// Starts a node with a layer that has one database with this many shards.
+/// Starts a node with a layer that has one database with `shards` shards.
 async fn fixture(name: &str, shards: u32) -> (HttpFixture, Arc<Layer>, Db) {
     let (fixture, layer) = layered(Store::memory(), ApiOptions::default()).await;
     let db = db(name, 1);
@@ -174,7 +174,7 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
     for n in 0..20 {
         layer.write(&db, &format!("doc{n}"), 1, 1, false).await;
     }
-    // Regression: parameters that begin with `_`, which clients add to bypass caches, were refused here.
+    // Regression: this route refused parameters that begin with `_`, so clients that add these to bypass caches failed.
     let meta = get(fixture.at(), "/d/_changes/_meta?_=17").await.json();
     let shards: Vec<u64> = meta["shards"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
     assert_eq!((shards.len(), &meta["closed"], &meta["db_name"]), (2, &false.into(), &"d".into()));
@@ -198,7 +198,7 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
     let at = written.first.to_string();
     let asked = std::time::Instant::now();
     let last = live.rest().await;
-    // Regression: a live feed learned of the reshard only at its next poll, 10 s later.
+    // Regression: a reshard did not wake live feeds, so they learned of it only at their next poll, 10 s later.
     assert!(asked.elapsed() < std::time::Duration::from_secs(5), "it is woken, and does not have to poll");
     assert!(last.starts_with(&format!("{{\"resharded_at\":\"{at}\",\"last_seq\":\"")), "{last}");
     let whole = get(fixture.at(), &format!("/d/_changes/{}", shards[0])).await;
@@ -212,7 +212,7 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
     assert_eq!(then["shards"].as_array().unwrap().len(), 3);
     assert_eq!(get(fixture.at(), "/d/_changes/_meta?since=0").await.json()["shards"], meta["shards"]);
 
-    // The feed of all shards stays the same.
+    // The feed of all shards is unchanged.
     assert_eq!(get(fixture.at(), "/d/_changes").await.json()["results"].as_array().unwrap().len(), 20);
 }
 
@@ -302,7 +302,7 @@ async fn databases_that_only_events_tell_of_have_no_documents() {
     let (a, b) = (db("a", 1), db("b", 1));
     fixture.event(&a, EventKind::Created).await;
     assert_eq!(get(fixture.at(), "/a/_changes").await.head.status, 404);
-    // A database that another layer writes to has changes.
+    // A database to which another layer writes has changes.
     let layer = Layer::new(&fixture.bus);
     layer.create(&b, 1).await;
     let written = layer.write(&b, "x", 1, 1, false).await;
@@ -311,7 +311,7 @@ async fn databases_that_only_events_tell_of_have_no_documents() {
     assert!(changes.body.contains("\"doc\":null"), "{}", changes.body);
 }
 
-/// Regression: the library refused all filters but its own, so a layer could not have any. It ignored `conflicts` and `attachments`.
+/// Regression: the library refused filters of a layer and ignored `conflicts` and `attachments`, so a layer could offer none of these.
 #[tokio::test]
 async fn a_layer_has_filters_and_bodies_of_its_own() {
     let (fixture, layer, db) = fixture("d", 2).await;
@@ -359,7 +359,7 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
         assert_eq!(answer.head.status, status, "{query}");
         assert_eq!(answer.json()["reason"].is_string(), status >= 400, "{query}");
     }
-    // Parameter names in any case, `live`, and the last event id as a parameter.
+    // These are accepted, too: parameter names in any case, `live`, and the last event id as a parameter.
     assert_eq!(ids(&get(fixture.at(), "/d/_changes?LIMIT=1&Feed=normal").await), ["doc0"]);
     let live = get(fixture.at(), "/d/_changes?feed=live&timeout=0&limit=2").await;
     assert_eq!(live.body.lines().count(), 3);
@@ -370,8 +370,8 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
     assert_eq!((secret.head.status, &secret.json()["error"]), (403, &"forbidden".into()));
 }
 
-/// Regression: a layer may show something different to each caller, but the entity tag was the same. So a shared cache that had the answer
-/// for one caller got 304 for another one.
+/// A layer may show something different to each caller. Regression: the entity tag was the same for all callers, so a shared cache that had
+/// the answer for one caller got 304 for another one.
 #[tokio::test]
 async fn what_a_layer_shows_is_known_by_caller() {
     let options = ApiOptions::default().authorize(credentials(&[line("ann"), line("bob")]));
@@ -390,8 +390,8 @@ async fn what_a_layer_shows_is_known_by_caller() {
     }
 }
 
-/// The count for one page is reused for the next, until a document is edited. `pending` stays exact even if documents are edited between
-/// two pages and move to the end.
+/// The count for one page is reused for the next one until a document is edited. `pending` remains exact even if documents are edited
+/// between two pages and move to the end.
 #[tokio::test]
 async fn pending_is_exact_on_every_page_whatever_is_edited_between_them() {
     let (fixture, layer, db) = fixture("a", 3).await;

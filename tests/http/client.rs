@@ -14,7 +14,7 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 /// A connection.
 pub struct Connection {
     pub socket: TcpStream,
-    /// The bytes that were received and not yet taken.
+    /// The received bytes that no call has returned yet.
     received: Vec<u8>,
 }
 
@@ -22,7 +22,7 @@ pub struct Connection {
 #[derive(Debug, Clone)]
 pub struct Head {
     pub status: u16,
-    /// The headers, by names in lower case.
+    /// The headers, by their names in lower case.
     pub headers: HashMap<String, String>,
 }
 
@@ -80,13 +80,13 @@ impl Connection {
         self.socket.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// Receives some more bytes; returns false at the end.
+    /// Receives more bytes; returns false at the end of the connection.
     pub async fn receive(&mut self) -> bool {
         let read = timeout(LIMIT, self.socket.read_buf(&mut self.received)).await;
         read.expect("something has to come").is_ok_and(|bytes| bytes > 0)
     }
 
-    /// Returns the bytes up to `mark`, with the mark; `None` if the connection ends first.
+    /// Receives and returns the bytes up to and including `mark`; returns `None` if the connection ends first.
     async fn until(&mut self, mark: &[u8]) -> Option<Vec<u8>> {
         loop {
             if let Some(place) = self.received.windows(mark.len()).position(|window| window == mark) {

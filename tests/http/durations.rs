@@ -1,4 +1,4 @@
-//! Durations that callers pass to the server: the longest one means "never", and nothing panics on it; zero is refused, or taken literally.
+//! Durations that callers pass to the server: the longest one means "never", and causes no panic; zero is refused, or taken literally.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -27,8 +27,7 @@ async fn start(options: ApiOptions, limits: ServerOptions) -> (HttpFixture, Arc<
     (fixture, layer.unwrap())
 }
 
-/// Regression: with the longest `timeout_max`, the first longpoll that waited panicked; with the longest `header_timeout`, every connection
-/// did.
+/// Regression: the longest `timeout_max` made the first waiting longpoll panic, and the longest `header_timeout` every connection.
 #[tokio::test]
 async fn servers_bear_the_longest_durations() {
     let options = ApiOptions::default().timeout_max(NEVER).heartbeat_max(NEVER).doc_reads_limit(NEVER);

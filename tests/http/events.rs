@@ -23,7 +23,7 @@ async fn fixture() -> HttpFixture {
         .await
 }
 
-/// Starts a server on `store` that records events, which nobody folds.
+/// Starts a server on `store` that records events, but no notifier to fold them.
 async fn recorder(store: &Store) -> (Bus, Dispatcher, Server) {
     let bus = narrow_bus(store).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -66,7 +66,7 @@ async fn instances_follow_from_what_is_known_of_a_name() {
     let same = row(&fixture, "a").await;
     assert_eq!((same.instance, same.totals), (first.instance, common::counts([1, 0, 3, 1])));
 
-    // The database is deleted and created again at once. An event of the deleted one does not bring it back.
+    // The database is deleted and created again at once. An event for the deleted instance does not bring it back.
     post(&fixture, r#"[{"db":"b","type":"deleted"},{"db":"b","type":"updated"}]"#).await;
     let deleted = row(&fixture, "b").await;
     assert!(deleted.is_deleted() && deleted.instance == older.instance);
@@ -80,7 +80,7 @@ async fn instances_follow_from_what_is_known_of_a_name() {
     let again = row(&fixture, "b").await;
     assert!(!again.is_deleted() && again.instance != older.instance);
 
-    // The database is created although it exists, so its deletion must have been missed.
+    // The database is created although it exists, so the bus must have missed its deletion.
     post(&fixture, r#"[{"db":"a","type":"created"}]"#).await;
     let again = row(&fixture, "a").await;
     assert_eq!(
@@ -132,7 +132,7 @@ async fn all_events_of_a_request_are_one_transaction() {
     assert_eq!(counts, [3]);
 }
 
-/// Regression: two parallel requests for an unknown name created two databases.
+/// Regression: two parallel requests for an unknown name did not agree on its instance, so they created two databases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_meet_agree_on_what_a_name_stands_for() {
     let fixture = fixture().await;
@@ -150,7 +150,7 @@ async fn requests_that_meet_agree_on_what_a_name_stands_for() {
         let x = row(&fixture, &format!("x{round}")).await;
         assert_eq!(x.totals, common::counts([0, 0, 8, 0]), "all of them on one instance");
     }
-    // All recorded events are folded, the last ones of `y` shortly after those of `x`, and none is counted as stale.
+    // All recorded events are folded, the last events of `y` shortly after those of `x`, and none counts as stale.
     let folded = || {
         let folded = fixture.bus.stats().folded;
         folded.total() - folded.deleted
@@ -180,7 +180,7 @@ async fn an_unknown_result_counts_once() {
     assert_eq!((row.totals.total(), row.kinds.contains(EventKind::Updated)), (1, true));
 }
 
-/// Regression: a client repeated a post after a time-out, which replaced the database that the first post had created.
+/// Regression: a post that was repeated after a time-out was not recognized, so it replaced the database that the first post had created.
 #[tokio::test]
 async fn a_repeated_post_is_known_by_its_key() {
     let fixture = fixture().await;
@@ -199,10 +199,10 @@ async fn a_repeated_post_is_known_by_its_key() {
     assert_eq!(replayed, 7);
     let first = row(&fixture, "a").await;
     assert_eq!((first.totals, first.replaced), (common::counts([1, 0, 1, 0]), None));
-    // A different body with the same key is a mistake; a different key makes a different request.
+    // A different body with the same key is a mistake; a different key makes it a different request.
     let other = post("k1", r#"[{"db":"b","type":"created"}]"#).await;
     assert_eq!((other.head.status, &other.json()["error"]), (422, &"idempotency_key_reused".into()));
-    // Regression: the second of two keys was ignored.
+    // Regression: the server ignored the second of two keys, so the request was known only by the first one.
     let two = "Idempotency-Key: x\r\nIdempotency-Key: y\r\n";
     let body = r#"[{"db":"a","type":"updated"}]"#;
     assert_eq!(ask(fixture.at(), "POST", "/_notibus/events", two, body).await.head.status, 400);

@@ -21,7 +21,7 @@ pub struct HttpFixture {
     pub server: Server,
 }
 
-/// Returns the options of a notifier that folds soon.
+/// Returns options for a notifier that folds almost at once.
 pub fn quick() -> NotifierOptions {
     NotifierOptions::default().fold_interval_max(Duration::from_millis(1))
 }
@@ -51,7 +51,7 @@ impl HttpFixture {
         Self::over(Store::memory(), dispatcher, options, limits, router).await
     }
 
-    /// Does the same as [`HttpFixture::dispatched`], on this store.
+    /// Does the same as [`HttpFixture::dispatched`], on `store`.
     pub async fn over(
         store: Store,
         dispatcher: DispatcherOptions,
@@ -94,7 +94,7 @@ pub fn secret(name: &str) -> String {
     format!("{name}-0123456789abcdef0123456789abcdef")
 }
 
-/// Returns the line of credentials of `name`.
+/// Returns the credentials line of `name`.
 pub fn line(name: &str) -> String {
     Credentials::line(name, &secret(name)).unwrap()
 }

@@ -1,4 +1,4 @@
-//! No request makes the server fail: whatever the query string and the headers are, the status of the answer is below 500.
+//! No request makes the server fail: whatever its query string and headers, the status of the answer is below 500.
 
 use notibus::http::{ApiOptions, ServerOptions};
 use proptest::prelude::*;

@@ -23,14 +23,14 @@ use crate::{
 /// The number of waiting feeds.
 const FEEDS: usize = 1_000;
 
-/// The number of minutes that they wait.
+/// The number of minutes for which they wait.
 const MINUTES: u64 = 20;
 
-/// How many times the process polls the feed of their database during that time: once a minute.
+/// The maximum number of times that the process polls the feed of their database in this time: once a minute.
 const LOOKS_MAX: usize = MINUTES as usize;
 
 /// Regression: each feed of documents polled the store every 10 s, so 10,000 of them made 1,000 transactions per second while nothing
-/// happened. Now a single poll of the process checks their database once a minute, to find changes without a notification.
+/// happened. Now a single poll by the process checks their database once a minute, to find changes without a notification.
 #[tokio::test(start_paused = true)]
 async fn feeds_that_wait_hardly_ever_look_at_the_store() {
     let trace = Trace::new(&Store::memory());
@@ -93,7 +93,7 @@ async fn served() -> (Bus, (Notifier, Dispatcher), Arc<Layer>, Router, Api) {
     (bus, (notifier, dispatcher), layer, router, api)
 }
 
-/// Returns what a continuous feed of `d` sends besides heartbeats while `happens` runs, until the feed ends or has sent `wanted`.
+/// Returns what a continuous feed of `d` sends, except heartbeats, while `happens` runs, until the feed ends or has sent `wanted`.
 async fn sent(router: Router, target: &str, wanted: &str, happens: impl Future<Output = ()>) -> String {
     let request = Request::get(target).body(Body::empty()).unwrap();
     let mut chunks = router.oneshot(request).await.unwrap().into_body().into_data_stream();
@@ -115,8 +115,8 @@ async fn sent(router: Router, target: &str, wanted: &str, happens: impl Future<O
     text.expect("it looks now and then")
 }
 
-/// Regression: two things left a live feed asleep forever: the removal of changes without an event, and edits of a database that the bus
-/// considers replaced because a client posted `created` for its name.
+/// Regression: a live feed relied on notifications alone, so it slept forever if changes were removed without an event, or if a database
+/// was edited that the bus considered replaced because a client had posted `created` for its name.
 #[tokio::test(start_paused = true)]
 async fn live_feeds_learn_also_what_no_notification_tells_of() {
     for target in ["/d/_changes", "/d/_changes/1"] {
@@ -139,7 +139,7 @@ async fn live_feeds_learn_also_what_no_notification_tells_of() {
         assert!(bus.stats().stale_events > 0, "the edits were folded as stale");
         assert!(text.contains("\"id\":"), "{text}");
     }
-    // A shard that another node closed does not cause a notification either.
+    // A shard that another node closes causes no notification either.
     let (_bus, _notifier, layer, router, _api) = served().await;
     let target = "/d/_changes/1?feed=continuous&since=now&heartbeat=10000";
     let text = sent(router, target, "", async {

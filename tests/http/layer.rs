@@ -1,4 +1,4 @@
-//! A layer in memory: databases by name, and for each document its last edit.
+//! A layer in memory: databases by name, and the last edit of each document.
 
 use std::{
     collections::HashMap,
@@ -44,7 +44,7 @@ impl Layer {
         Arc::new(Self { bus: bus.clone(), changes: bus.changes(), databases, edits })
     }
 
-    /// Creates a database with this many shards.
+    /// Creates a database with `shards` shards.
     pub async fn create(&self, db: &Db, shards: u32) {
         let options = ChangesOptions::default().shards(shards);
         self.bus.store().run(async |tx| self.changes.create(&tx, db, &options).await).await.unwrap();
@@ -115,10 +115,10 @@ impl Databases for Layer {
     }
 }
 
-/// A filter that shows the documents whose ids occur in a text, or end with it.
+/// A filter that shows the documents whose ids occur in `text`, or end with it.
 struct Chosen {
     text: String,
-    /// Whether bodies have conflicts.
+    /// Whether bodies include conflicts.
     conflicts: bool,
 }
 

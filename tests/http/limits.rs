@@ -1,4 +1,4 @@
-//! Tests the limits of what a client can do to the server.
+//! Tests the limits on what a client can do to the server.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn updates_with(options: ApiOptions, limits: ServerOptions) -> impl Future<Outpu
     HttpFixture::with(options, limits, |api, _, _| api.db_updates().merge(api.status()))
 }
 
-/// Returns the number of open feeds, from the metrics.
+/// Returns the number of open feeds according to the metrics.
 async fn feeds(fixture: &HttpFixture) -> usize {
     let metrics = get(fixture.at(), "/_notibus/metrics").await.body;
     let line = metrics.lines().find_map(|line| line.strip_prefix("notibus_http_feeds ")).unwrap();
@@ -56,7 +56,7 @@ async fn feeds_and_connections_are_counted() {
     let refused = third.answer().await;
     assert_eq!(refused.head.status, 429);
     assert_eq!(refused.json()["error"], "too_many_requests");
-    // A feed that ends at once is not counted.
+    // A feed that ends at once does not count.
     third.send("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert_eq!(third.answer().await.head.status, 200);
     // The third connection stays open, so there is no room for a fourth.
@@ -71,8 +71,8 @@ async fn feeds_and_connections_are_counted() {
     .await;
 }
 
-/// Regression: a caller whose feeds had thousands of globs, or a hundred of the greatest length, held up the deliveries of all others, because
-/// each glob is compared with every changed name.
+/// Each glob is compared with every changed name. Regression: the server did not limit all globs of a caller, so thousands of them, or a
+/// hundred of the maximum length, held up the deliveries of all others.
 #[tokio::test]
 async fn the_globs_of_a_caller_have_a_length_together() {
     let fixture = updates_with(ApiOptions::default(), ServerOptions::default()).await;
@@ -138,8 +138,8 @@ async fn a_client_that_does_not_read_is_dropped() {
     tokio::time::timeout(LIMIT, dropped).await.expect("it is dropped");
 }
 
-/// Heartbeats fit into the buffer of a socket for hours. Regression: the server held a client that had vanished, or that never read, for
-/// just as long.
+/// The buffer of a socket can take heartbeats for hours. Regression: the server noticed only a full buffer, so it held clients that had
+/// vanished, or never read, for just as long.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
@@ -158,7 +158,7 @@ async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
             .await;
         connection
     };
-    // One client reads, and stays.
+    // This client reads, so it stays connected.
     let mut reader = open().await;
     let reads = tokio::spawn(async move {
         reader.head().await;
@@ -227,8 +227,8 @@ async fn a_shutdown_lets_answers_end_and_cuts_off_what_does_not() {
     drop(api);
 }
 
-/// Regression: the queue of the listener held 128 connections. During a burst of log-ins, other clients retried after one second, and again
-/// after three. So a request for the health of a server that was free again took six seconds.
+/// Regression: the queue of the listener held only 128 connections, so during a burst of log-ins other clients retried after 1 s, and again
+/// after 3 s, and a request for the health of a server that was free again took 6 s.
 #[tokio::test]
 async fn connections_wait_in_line_while_the_server_is_busy() {
     let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn");
@@ -237,7 +237,7 @@ async fn connections_wait_in_line_while_the_server_is_busy() {
         return;
     }
     let fixture = updates_with(ApiOptions::default(), ServerOptions::default()).await;
-    // The server shares this thread, which does not yield to it, so only the operating system accepts these connections.
+    // The server runs on this thread, which does not yield here, so only the operating system accepts these connections.
     let connect =
         |_| std::net::TcpStream::connect_timeout(&fixture.at(), LIMIT).expect("there is room in line");
     let waiting: Vec<_> = (0..500).map(connect).collect();

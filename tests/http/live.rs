@@ -32,7 +32,7 @@ use crate::{
     layer::Layer,
 };
 
-/// The maximum size of a chunk in bytes: 32 KiB, plus the row that passes that limit.
+/// The maximum size of a chunk in bytes: 32 KiB, plus the row that exceeds this limit.
 const CHUNK_MAX: usize = (32 << 10) + 7_000;
 
 /// A node without a listener.
@@ -67,14 +67,14 @@ impl Node {
         answer.into_body().into_data_stream()
     }
 
-    /// Records an event, and waits until the dispatcher has its row.
+    /// Records an event, and waits until the dispatcher has read its row.
     async fn event(&self, name: &str, kind: EventKind) {
         let before = self.bus.stats().rows_tailed;
         record(&self.store, &self.bus, &db(name, 1), kind.once().lanes()).await;
         until("the tail", async || self.bus.stats().rows_tailed > before).await;
     }
 
-    /// Creates this many databases in one transaction, with long names that need JSON escapes.
+    /// Creates `count` databases in one transaction, with long names that need JSON escapes.
     async fn create_long(&self, count: usize) {
         let tx = self.store.begin();
         let before = self.bus.stats().rows_tailed;
@@ -124,15 +124,15 @@ async fn feeds_that_look_alike_share_their_bytes() {
     assert_ne!(chunks[0], chunks[3]);
 }
 
-/// Regression: the text of a batch was kept only if it fitted into one chunk. So just when batches were full, each feed rendered them for
-/// itself.
+/// Regression: the server kept the text of a batch only if it fitted into one chunk, so each feed rendered batches for itself just when
+/// they were full.
 #[tokio::test]
 async fn feeds_share_the_bytes_of_a_full_batch() {
     const DATABASES: usize = 30;
     let node = Node::new(&Store::memory(), 1_000).await;
     let target = "/_db_updates?feed=continuous&since=now&heartbeat=60000";
     let mut feeds = [node.feed(target).await, node.feed(target).await];
-    // The feeds began at different times. After one batch they know the same.
+    // The feeds began at different times. After one batch they are at the same position.
     node.event("a", EventKind::Created).await;
     for feed in &mut feeds {
         next(feed).await;
@@ -185,8 +185,8 @@ async fn chunks_of(feed: &mut BodyDataStream, rows: usize) -> Vec<Bytes> {
     chunks
 }
 
-/// Regression: pages and batches were limited only by row count, so for each client that did not read, the server held 3 MB if the names
-/// needed JSON escapes.
+/// Regression: the server limited pages and batches only by row count, so it held 3 MB for each client that did not read if names needed
+/// JSON escapes.
 #[tokio::test]
 async fn chunks_are_bounded_in_bytes_whatever_the_names() {
     const DATABASES: usize = 150;
@@ -233,8 +233,8 @@ async fn read_chunks(feeds: Vec<BodyDataStream>, rows: usize) {
     }
 }
 
-/// Regression: the rows of a subscriber that catches up were bounded only in number. Now they are bounded in bytes, too, as in the batches
-/// of the ring.
+/// Regression: the batches of a subscriber that catches up were limited only in rows, so they could have any size. Now they are limited in
+/// bytes, too, like the batches of the ring.
 #[tokio::test]
 async fn batches_of_a_catch_up_are_bounded_in_bytes() {
     let node = Node::new(&Store::memory(), 1).await;
@@ -248,8 +248,7 @@ async fn batches_of_a_catch_up_are_bounded_in_bytes() {
     }
 }
 
-/// A live subscription can expire, like a page. The server then cuts the client off. The client tries again, and gets an answer that says
-/// so.
+/// A live subscription can expire, like a page. The server then cuts the client off. The client tries again, and gets 410.
 #[tokio::test]
 async fn a_live_feed_that_has_expired_is_cut_off() {
     let node = Node::new(&Store::memory(), 1).await;
@@ -282,8 +281,8 @@ async fn a_live_feed_that_has_expired_is_cut_off() {
     assert_eq!(node.router.clone().oneshot(again).await.unwrap().status(), StatusCode::GONE);
 }
 
-/// Regression: while the storage of a cluster was unavailable, posts were refused after a while, but a client that asked for a feed had no
-/// answer for minutes, because each attempt to read its first page took long.
+/// Regression: while the storage of a cluster was unavailable, the server refused posts after a while, but each attempt to read the first
+/// page of a feed took so long that clients of feeds got no answer for minutes.
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_cannot_begin_is_refused_within_a_minute() {
     let faults = Faults::new(&Store::memory());
@@ -298,7 +297,8 @@ async fn a_feed_that_cannot_begin_is_refused_within_a_minute() {
     }
 }
 
-/// Cause: events of the bus itself moved the end of the feed, so after a minute without any event a client got the same rows again.
+/// Regression: events of the bus itself moved the end of the feed, so the entity tag changed, and a client got the same rows again after a
+/// minute without any event.
 #[tokio::test(start_paused = true)]
 async fn an_entity_tag_holds_at_rest() {
     let node = Node::new(&Store::memory(), 100).await;

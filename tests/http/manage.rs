@@ -1,4 +1,4 @@
-//! Managing a bus over HTTP: nodes, feeds and consumers, which requests are refused, and which callers may do what.
+//! Managing a bus over HTTP: nodes, feeds and consumers; which requests are refused, and which callers may do what.
 
 use std::sync::Arc;
 
@@ -16,19 +16,19 @@ use crate::{
     fixture::{HttpFixture, bearer, credentials, line},
 };
 
-/// Starts a server with the routes for managing a bus.
+/// Starts a server with the management routes of a bus.
 async fn fixture(authorize: Arc<dyn Authorize>) -> HttpFixture {
     let options = ApiOptions::default().authorize(authorize);
     HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.administration()).await
 }
 
-/// Returns the status and the object of the answer to a POST.
+/// Sends a POST, and returns the status and the JSON of the answer.
 async fn post(fixture: &HttpFixture, path: &str, body: &Value) -> (u16, Value) {
     let answer = ask(fixture.at(), "POST", path, "", &body.to_string()).await;
     (answer.head.status, answer.json())
 }
 
-/// Regression: a page had a thousand rows, however long they were, and the server held it for each client that did not read.
+/// Regression: a page had a thousand rows, however long they were, so the server held long pages for clients that did not read.
 #[tokio::test]
 async fn a_page_of_long_rows_is_short() {
     let fixture = fixture(allow_all()).await;
@@ -68,7 +68,7 @@ async fn rows_are_read_page_by_page_and_waited_for() {
     let second = get(fixture.at(), &format!("{rows}?since={next}")).await.json();
     assert_eq!((names(&second), &second["more"]), (vec!["c".into()], &false.into()));
 
-    // The route answers as soon as there is a row, and otherwise when the time has passed.
+    // The route answers as soon as there is a row, or else at the end of the timeout.
     let next = second["next"].as_str().unwrap();
     let none = get(fixture.at(), &format!("{rows}?since={next}&timeout=1")).await.json();
     assert_eq!(none["rows"], json!([]));
@@ -95,14 +95,14 @@ async fn feeds_are_managed() {
 
     let unknown = get(fixture.at(), "/_notibus/feeds/0123456789abcdef0123456789abcdef/topology").await;
     assert!(unknown.head.status == 404 && unknown.body.contains("0123456789abcdef"), "{}", unknown.body);
-    // Regression: the first of two equal parameters was ignored, although a proxy in front may have checked that one.
+    // Regression: the server ignored the first of two parameters of one name, so a request could pass a proxy that checks only that one.
     for target in ["rows?limit=1&limit=1000", "topology?rows=false&rows=true"] {
         let twice = get(fixture.at(), &format!("{feed}/{target}")).await;
         assert!(twice.head.status == 400 && twice.body.contains("twice"), "{target}: {}", twice.body);
     }
-    // Regression: parameters that begin with `_`, which clients add to bypass caches, were refused here.
+    // Regression: this route refused parameters that begin with `_`, so clients that add these to bypass caches failed.
     assert_eq!(get(fixture.at(), &format!("{feed}/topology?_=17&_=18")).await.head.status, 200);
-    // Regression: the body of these refusals was not JSON.
+    // Regression: the bodies of these refusals were not JSON, so clients could not parse them.
     for target in ["consumers/%ff", "consumers/%ff/deferred", "feeds/%ff/topology"] {
         let broken = get(fixture.at(), &format!("/_notibus/{target}")).await;
         assert_eq!((broken.head.status, &broken.json()["error"]), (400, &"bad_request".into()), "{target}");
@@ -182,7 +182,7 @@ async fn consumers_are_managed() {
     }
 }
 
-/// A consumer of documents is created, moved and deleted; while a member works for it, only by force.
+/// A consumer of documents is created, moved and deleted. While it has a member, it is moved and deleted only by force.
 #[tokio::test]
 async fn consumers_of_documents_are_managed() {
     let fixture = fixture(allow_all()).await;
@@ -231,7 +231,7 @@ async fn consumers_of_documents_are_managed() {
     member.shutdown().await.unwrap();
 }
 
-/// A page of deferred ids says where the next one begins.
+/// A page of deferred ids says where the next page begins.
 #[tokio::test]
 async fn deferred_ids_are_listed_page_by_page() {
     let fixture = fixture(allow_all()).await;
@@ -255,7 +255,7 @@ async fn deferred_ids_are_listed_page_by_page() {
     assert_eq!(get(fixture.at(), "/_notibus/consumers/c/deferred?after=a").await.head.status, 400);
 }
 
-/// Cause: a list was one text in memory, so each client that did not read it held memory in proportion to the number of consumers.
+/// Regression: a list was one text in memory, so each client that did not read it held memory in proportion to the number of consumers.
 #[tokio::test]
 async fn lists_come_in_pages_of_some_64_kb() {
     let fixture = fixture(allow_all()).await;
@@ -299,7 +299,7 @@ async fn who_may_look_may_change_nothing() {
     }
 }
 
-/// Anyone's page can make a browser send anything to a server that only this machine can reach.
+/// Any web page can make a browser send requests to a server that only this machine can reach, so requests from pages are refused.
 #[tokio::test]
 async fn a_page_changes_nothing() {
     let fixture = fixture(allow_all()).await;

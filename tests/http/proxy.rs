@@ -1,4 +1,4 @@
-//! Runs the real nginx, as `ops/nginx.conf` configures it, in front of the server. Without nginx, this test is skipped, and says so.
+//! Runs the real nginx, as `ops/nginx.conf` configures it, in front of the server. Without nginx, this test prints that it is skipped.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -39,7 +39,7 @@ impl Nginx {
         }
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().display();
-        // nginx inherits the socket, as from an older nginx that it replaces, so nobody else can take the port meanwhile.
+        // nginx inherits the socket, as if from an older nginx that it replaces, so no other process can take the port first.
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = socket.local_addr().unwrap();
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -69,7 +69,7 @@ impl Nginx {
         let arguments = [Path::new("-c"), &file, Path::new("-p"), folder.path()];
         let tested = Command::new("nginx").arg("-t").args(arguments).output().unwrap();
         assert!(tested.status.success(), "{}\n{configuration}", String::from_utf8_lossy(&tested.stderr));
-        // The socket accepts connections from the very beginning.
+        // The socket already accepts connections, so there is no need to wait for nginx.
         let process = Command::new("nginx")
             .args(arguments)
             .env("NGINX", "0;")
@@ -83,7 +83,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // nginx ends its workers if it gets a signal that it can handle.
+        // nginx ends its workers only on a signal that it can handle, so it must not be killed outright.
         drop(Command::new("kill").args(["-TERM", &self.process.id().to_string()]).status());
         drop(self.process.wait());
     }
@@ -113,14 +113,14 @@ async fn behind_nginx_rows_come_at_once_over_tls_and_addresses_have_limits() {
         arguments.extend(more);
         String::from_utf8(curl(from, &arguments).output().await.unwrap().stdout).unwrap()
     };
-    // A buffer would hold the row back until it is full, and one row does not fill it.
+    // If nginx buffered the feed, this row would not arrive, because one row does not fill the buffer.
     let feed = at("/_db_updates?feed=continuous&since=now&heartbeat=60000");
     let mut following = curl("127.0.0.2", &["--no-buffer", "-H", &token, &feed]).spawn().unwrap();
     let mut lines = tokio::io::BufReader::new(following.stdout.take().unwrap()).lines();
     until("the feed", async || fixture.dispatcher.subscribers() > 0).await;
     let created = fixture.event(&db("a/b", 1), EventKind::Created).await;
     assert_eq!(lines.next_line().await.unwrap().unwrap(), row(&created, "created"));
-    // nginx forwards the path unchanged, and the cookie of a log-in is for TLS only.
+    // nginx forwards the path unchanged, and log-ins set a cookie for TLS only.
     assert_eq!(status("127.0.0.3", "/a%2Fb", &["-H", &token]).await, "200");
     let form = format!("name=anna&password={}", secret("anna"));
     let target = at("/_session");

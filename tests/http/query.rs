@@ -1,4 +1,4 @@
-//! Tests the parameters of feeds: which ones are known, which are refused, and which may not be given twice.
+//! Tests the parameters of feeds: which are known, which are refused, and which may be given only once.
 
 use notibus::{Sequence, http::ApiOptions, store::Store};
 
@@ -32,7 +32,7 @@ async fn values_that_make_no_sense_are_named() {
         ("/_db_updates", "since=0.05", "Malformed sequence supplied in 'since' parameter."),
         ("/_db_updates", "descending=1", "true or false"),
         ("/_db_updates", &ahead, "descending"),
-        // Regression: one of the two parameters was ignored.
+        // Regression: the server ignored one of these two parameters without saying so, so a client could read from the wrong position.
         ("/_db_updates", "since=now&last-event-id=0", "leave one out"),
         ("/d/_changes", "seq_interval=0", "invalid_seq_interval"),
         ("/d/_changes", "style=odd", "all_docs"),
@@ -43,7 +43,7 @@ async fn values_that_make_no_sense_are_named() {
         ("/d/_changes", "types=created", "no parameter"),
         ("/d/_changes", "names=a", "no parameter"),
         ("/d/_changes", "key=1", "no parameter"),
-        // Regression: the last of two values counted, although the management routes refused two.
+        // Regression: feeds used the last of two values, although the management routes refused two, so a mistake went unnoticed.
         ("/_db_updates", "limit=1&limit=2", "twice"),
         ("/_db_updates", "since=now&LIMIT=1&since=0", "twice"),
         ("/_db_updates", "types=created&types=deleted", "twice"),

@@ -29,12 +29,12 @@ enum Belief {
     Deleted,
 }
 
-/// A client that keeps a position, and nothing else of the protocol.
+/// A client that keeps only a position, and no other state of the protocol.
 #[derive(Default)]
 struct Reader {
     /// The last position that the server sent.
     since: String,
-    /// The last sequence.
+    /// The sequence of the last row.
     last: String,
     /// The database of the last row.
     name: String,
@@ -72,7 +72,7 @@ impl Reader {
     }
 }
 
-/// Creates, updates and deletes databases until `stop` becomes true. Each name belongs to one place of a random walk.
+/// Creates, updates and deletes databases at random until `stop` becomes true.
 async fn churn(store: Store, bus: Bus, mut dice: fastrand::Rng, stop: Arc<AtomicBool>) {
     let producer = bus.producer();
     let mut databases: HashMap<usize, Option<Db>> = HashMap::new();
@@ -102,7 +102,7 @@ async fn churn(store: Store, bus: Bus, mut dice: fastrand::Rng, stop: Arc<Atomic
     }
 }
 
-/// Returns the rows that a feed of any kind sends before the client cuts it off somewhere, and `last_seq` if the feed reached its end.
+/// Returns the rows that a feed of any kind sends before the client cuts it off at random, and `last_seq` if the feed reached its end.
 async fn some_rows(
     fixture: &HttpFixture,
     dice: &mut fastrand::Rng,
@@ -140,7 +140,7 @@ async fn some_rows(
 async fn edit(layer: Arc<Layer>, mut dice: fastrand::Rng, stop: Arc<AtomicBool>) -> HashMap<String, u64> {
     let (d, mut documents) = (db("d", 1), HashMap::new());
     while !stop.load(Ordering::Relaxed) {
-        // Each new document has to appear once; with edits alone, a later edit would hide a lost one.
+        // There must be new documents, which have to appear once: with edits alone, a later edit would hide a lost one.
         let known = documents.len();
         let number = if known == 0 || dice.u8(..3) > 0 { known } else { dice.usize(..known) };
         let id = format!("doc{number}");
@@ -182,7 +182,7 @@ async fn two_hundred_cuts_of_changes_lose_and_repeat_nothing() {
         seq
     };
     let (mut cuts, mut read) = (0, 0);
-    // On a slow machine, two hundred cuts may be over before this many rows are written.
+    // On a slow machine, two hundred cuts may happen before this many rows are written.
     while cuts < 200 || read <= 200 {
         let (rows, last_seq) = some_rows(&fixture, &mut dice, "/d/_changes", &since).await;
         for row in &rows {
@@ -254,7 +254,7 @@ async fn heartbeats_come_also_under_a_load_of_what_is_not_wanted() {
     writer.await.unwrap();
 }
 
-/// Regression: a plain position lost the earlier events of a database whose row moved past the position. So a reader that read in pages got
+/// Regression: a plain position lost the earlier events of a database whose row moved past the position, so a reader that read in pages got
 /// an update of a database whose creation it had never seen.
 #[tokio::test]
 async fn a_cut_by_the_limit_does_not_lose_a_creation() {
@@ -324,8 +324,8 @@ async fn a_reader_that_was_away_too_long_gets_410_and_one_that_pages_from_zero_d
     assert_eq!(live.lines().count(), 4);
 }
 
-/// Regression: a reader at the end got the sequence of the last row as its position. After the janitor had dropped the tombstone behind
-/// that row, the position was below the horizon. So the reader got 410, read everything again, and got the same position, forever.
+/// Regression: the server gave a reader at the end the sequence of the last row as its position, which was below the horizon once the
+/// janitor had dropped a tombstone behind that row, so the reader got 410, read everything again, got the same position, and so on forever.
 #[tokio::test]
 async fn who_has_read_everything_has_not_expired_when_it_asks_next() {
     let fixture = HttpFixture::new().await;

@@ -1,4 +1,4 @@
-//! Tests logging in with cookies, and the requests that clients send before they follow a server.
+//! Tests log-ins with cookies, and the requests that clients send before they follow a server.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ async fn fixture(authorize: Arc<dyn Authorize>) -> HttpFixture {
     .await
 }
 
-/// Regression: clients that logged in with `POST /_session` got 404.
+/// Regression: the server had no `/_session`, so clients that logged in with `POST /_session` got 404.
 #[tokio::test]
 async fn a_session_begins_is_known_and_ends() {
     let fixture = fixture(credentials(&[line("anna")])).await;
@@ -51,7 +51,7 @@ async fn a_session_begins_is_known_and_ends() {
             (&who_json["userCtx"]["name"], &who_json["info"]["authenticated"]),
             (&"anna".into(), &"cookie".into())
         );
-        // Regression: asking for the current user did not renew the session, and a renewed session had no end.
+        // Regression: a request for the current user did not renew the session, and a renewed session never ended.
         let renewed = who.head.headers["set-cookie"].split(';').next().unwrap().to_owned();
         let renewed = format!("Cookie: {renewed}\r\n");
         assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &renewed, "").await.head.status, 200);
@@ -101,7 +101,7 @@ async fn a_session_ends_with_its_name_and_with_its_secret() {
     }
 }
 
-/// Regression: anybody's page could log its visitor in under another name. The visitor then worked in a stranger's account.
+/// Regression: log-ins were accepted from any page, so a page could make its visitor work in a stranger's account.
 #[tokio::test]
 async fn a_page_from_elsewhere_may_not_log_in_unless_it_is_named() {
     let origins = vec!["https://app.example".to_owned()];
@@ -113,7 +113,7 @@ async fn a_page_from_elsewhere_may_not_log_in_unless_it_is_named() {
         ("", 200),
         ("Origin: http://localhost\r\n", 200),
         ("Origin: https://app.example\r\nSec-Fetch-Site: cross-site\r\n", 200),
-        // A proxy may have sent the host without its port.
+        // A proxy may send the host without its port.
         ("Origin: https://localhost:8443\r\nSec-Fetch-Site: same-origin\r\n", 200),
         ("Origin: https://page.example\r\n", 403),
         ("Origin: null\r\n", 403),
@@ -125,7 +125,7 @@ async fn a_page_from_elsewhere_may_not_log_in_unless_it_is_named() {
     }
 }
 
-/// Regression: strangers who began to log in and then stalled used up the room of all bodies, and callers with valid tokens got 503.
+/// Regression: log-ins shared the room of all bodies, so strangers that stalled while logging in used it up, and valid tokens got 503.
 #[tokio::test]
 async fn log_ins_that_stall_take_nothing_from_callers_with_secrets() {
     let room = 10_000;
@@ -165,7 +165,7 @@ async fn an_open_server_says_that_everyone_is_its_admin() {
     assert_eq!(ask(fixture.at(), "PUT", "/_session", "", "").await.head.status, 405);
 }
 
-/// Regression: `/_up`, `/_all_dbs` and `/{db}` did not exist.
+/// Regression: the server had no `/_up`, `/_all_dbs` and `/{db}`, so clients that request these before they follow a feed got 404.
 #[tokio::test]
 async fn up_and_lists_and_infos_of_databases_have_what_the_feed_knows() {
     let fixture = fixture(allow_all()).await;
@@ -183,17 +183,17 @@ async fn up_and_lists_and_infos_of_databases_have_what_the_feed_knows() {
         assert_eq!((answer.head.status, &answer.json()["reason"]), (404, &reason.into()));
     }
     assert_eq!(ask(fixture.at(), "PUT", "/a", "", "").await.head.status, 405);
-    // Regression: the body of this refusal was not JSON.
+    // Regression: the body of this refusal was not JSON, so clients could not parse it.
     let broken = get(fixture.at(), "/%ff").await;
     assert_eq!((broken.head.status, &broken.json()["error"]), (400, &"bad_request".into()));
-    // Regression: CouchDB's parameters were ignored, so a request for one name got all names.
+    // Regression: the server ignored CouchDB's parameters, so a request for one name got all names.
     assert_eq!(get(fixture.at(), "/_all_dbs?limit=1").await.head.status, 400);
 }
 
-/// Regression: the server built the list of all databases as one text in memory. With 300,000 databases it took 9 MB for each client that
-/// did not read it.
+/// Regression: the server built the list of all databases as one text in memory, so with 300,000 databases it held 9 MB for each client
+/// that did not read the list.
 ///
-/// With long names that need JSON escapes, a chunk of 256 names took 1.5 MB.
+/// A chunk had a limit of 256 names, but none in bytes, so with long names that need JSON escapes it took 1.5 MB.
 #[tokio::test]
 async fn a_long_list_of_databases_comes_in_pieces() {
     let fixture = fixture(allow_all()).await;
@@ -231,7 +231,7 @@ async fn a_long_list_of_databases_comes_in_pieces() {
     assert_eq!(serde_json::from_str::<Vec<String>>(&list).unwrap().len(), 899);
 }
 
-/// Regression: one row that could not be decoded made every list of the databases fail, or end in the middle, permanently.
+/// Regression: lists of databases did not skip rows that cannot be decoded, so one such row made each list fail or end early, permanently.
 #[tokio::test]
 async fn a_broken_row_does_not_stop_the_list_of_databases() {
     let fixture = fixture(allow_all()).await;

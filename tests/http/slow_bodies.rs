@@ -21,7 +21,7 @@ use crate::{
 /// A layer that returns one document per permit.
 struct Gated {
     layer: Arc<Layer>,
-    /// Holds a permit for each document that the layer may return.
+    /// Has a permit for each document that the layer may return.
     gate: Semaphore,
 }
 
@@ -71,8 +71,8 @@ async fn fixture(options: ApiOptions) -> (HttpFixture, Arc<Gated>) {
     (fixture, gated)
 }
 
-/// Regression: readers of slow documents held the permits of all feeds, so with 32 such readers `_db_updates` got its headers after 7.7 s.
-/// And the headers of `_changes` came only with its first page.
+/// Regression: readers of slow documents held the permits of all feeds, so with 32 such readers the headers of `_db_updates` arrived after
+/// 7.7 s, and those of `_changes` only with its first page.
 #[tokio::test]
 async fn slow_documents_delay_no_other_feed_and_not_their_own_headers() {
     let (fixture, gated) = fixture(ApiOptions::default()).await;
@@ -93,7 +93,7 @@ async fn slow_documents_delay_no_other_feed_and_not_their_own_headers() {
         let body: serde_json::Value = serde_json::from_str(&reader.rest().await).unwrap();
         assert_eq!(body["results"][0]["doc"]["_id"], "x");
     }
-    // The status can still report a mistake of the client.
+    // The status can still report mistakes of the client.
     for (target, status) in [
         ("/none/_changes?include_docs=true", 404),
         ("/a/_changes/99?include_docs=true", 404),

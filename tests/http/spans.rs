@@ -21,10 +21,10 @@ use tracing::{
 
 use crate::{client::get, common::db, fixture::HttpFixture};
 
-/// The names of the fields of a span, with their values.
+/// The names and the values of the fields of a span.
 type FieldTexts = Vec<(&'static str, String)>;
 
-/// Saves the names of the library's spans, and the first fields that each name had.
+/// Collects the names of the library's spans, and the fields of the first span with each name.
 #[derive(Debug, Clone, Default)]
 struct Spans(Arc<Mutex<BTreeMap<&'static str, FieldTexts>>>, Arc<AtomicU64>);
 
@@ -55,13 +55,13 @@ impl Subscriber for Spans {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// The tasks of the library run on the test's thread, which has the subscriber.
+/// The tasks of the library run on the thread of the test, which has the tracing subscriber.
 #[tokio::test]
 async fn folds_pages_batches_and_requests_are_spans() {
     let spans = Spans::default();
     let _guard = tracing::subscriber::set_default(spans.clone());
-    // If there is only one subscriber, and a thread without one reaches a span first, the span is disabled for good. With two subscribers,
-    // tracing asks both of them each time.
+    // With only one tracing subscriber, a span that a thread without a subscriber reaches first is disabled for good. With two, tracing
+    // asks both each time.
     let _second = tracing::Dispatch::new(spans.clone());
     let fixture =
         HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.db_updates());

@@ -63,8 +63,8 @@ async fn health_status_and_metrics_tell_how_it_is() {
     }
 }
 
-/// Regression: work in progress on the failed store was answered with "cannot be reached or is overloaded. Try again later.", which no
-/// client should do. A supervisor restarts a process that is not alive.
+/// Regression: the server answered work in progress on a failed store with "cannot be reached or is overloaded. Try again later.", so
+/// clients retried in vain. A supervisor restarts a process that is not alive.
 #[tokio::test]
 async fn a_node_whose_disk_has_failed_is_not_alive_and_says_so() {
     let disk = SimulatedDisk::new(4_096);
@@ -82,7 +82,7 @@ async fn a_node_whose_disk_has_failed_is_not_alive_and_says_so() {
     assert_eq!(get(fixture.at(), "/_notibus/health/live").await.head.status, 200);
     let fails = |operation: &DiskOperation| matches!(operation, DiskOperation::Sync(_));
     disk.plan(move |operation| fails(operation).then_some(DiskFault::Fails(DiskFault::IO)));
-    // A commit of the node itself may run into the failure first.
+    // A commit of the node itself may hit the failure first.
     let first = post().await;
     for answer in [first, post().await] {
         assert_eq!(answer.head.status, 503, "{}", answer.body);

@@ -1,4 +1,4 @@
-//! Runs attacks by clients that have no credentials, or misuse some. Measures what they cost the server and its other clients.
+//! Runs attacks by clients that have no credentials, or misuse theirs. Measures what they cost the server and its other clients.
 //!
 //! The tests assert counts and bounds in bytes. They only print times, which are measured at full size in release mode.
 
@@ -25,7 +25,7 @@ use crate::{
     sized, ticks,
 };
 
-/// Encodes text for Basic with a command of the system, so that the test does not depend on another encoder of ours.
+/// Encodes text for Basic with a system command, so that the test does not depend on an encoder of our own.
 fn basic(text: &str) -> String {
     let mut child =
         Command::new("base64").arg("-w0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -73,7 +73,7 @@ fn watch(at: SocketAddr, stop: &Arc<AtomicBool>) -> JoinHandle<Vec<Duration>> {
     })
 }
 
-/// Returns how many connections of this machine have found the queue of a listener full. Their clients send again after 0.2 s or 1 s.
+/// Returns how many connections of this machine have found the queue of a listener full. Their clients retry after 0.2 s or 1 s.
 fn overflows() -> u64 {
     let text = std::fs::read_to_string("/proc/net/netstat").unwrap();
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
@@ -89,7 +89,7 @@ fn summary(mut times: Vec<Duration>) -> String {
     format!("p50 {:?}, p99 {:?}, max {:?} of {}", at(50), at(99), at(100), times.len())
 }
 
-/// H1 and H2: regression: a password check took 19 MB and continued after its client had disconnected, and with 200 guessers a successful
+/// H1 and H2. Regression: a password check took 19 MB and continued after its client had disconnected, so with 200 guessers a successful
 /// log-in took 5.9 s.
 #[test]
 fn guessers_take_no_memory_and_hold_up_nobody() {
@@ -150,7 +150,7 @@ fn guessers_take_no_memory_and_hold_up_nobody() {
     });
 }
 
-/// H3: regression: each answer counted the rows of all databases.
+/// H3. Regression: the server counted the rows of all databases for each answer, so an answer cost more the more databases there were.
 #[test]
 fn one_row_costs_the_same_however_many_databases_there_are() {
     let (databases, requests) = (sized(2_000_u64, 300_000), sized(50_u32, 2_000));
@@ -210,7 +210,7 @@ fn bodies_hold_bounded_memory() {
         let (before, mut most, mut sockets) = (memory(process), 0, Vec::new());
         let live = watch(at, &stop);
         let post = "POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n";
-        // An empty gzip member, as often as it fits.
+        // As many empty gzip members as fit.
         let member = [31, 139, 8, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let empty = member.repeat(1_048_576 / member.len());
         for client in 0..clients {
@@ -240,7 +240,7 @@ fn bodies_hold_bounded_memory() {
     });
 }
 
-/// H5: regression: posts that create or delete the same name conflicted in the store, which retried some of them for 15 s.
+/// H5. Regression: posts that created or deleted the same name conflicted in the store, so some of them were retried for 15 s.
 #[test]
 fn posts_of_one_name_are_fair() {
     let (clients, posts) = (48, sized(3, 50));
@@ -269,8 +269,8 @@ fn posts_of_one_name_are_fair() {
     });
 }
 
-/// 77,000 requests on one connection, whose answers nobody reads. The server answers as many as fit into the buffers of the connection,
-/// and then reads no more requests.
+/// A client sends 77,000 requests on one connection, and reads no answers. The server answers as many as fit into the buffers of the
+/// connection, and then reads no more requests.
 #[test]
 fn unread_answers_to_pipelined_requests_hold_bounded_memory() {
     const REQUESTS: usize = 77_000;
@@ -293,7 +293,7 @@ fn unread_answers_to_pipelined_requests_hold_bounded_memory() {
     });
 }
 
-/// Regression: each feed with a glob kept up to 10 MB of the states of its pattern.
+/// Regression: each feed with a glob kept up to 10 MB of states of its matcher.
 #[test]
 fn feeds_with_globs_take_little_memory() {
     let (databases, feeds) = (2_000, sized(20, 100));

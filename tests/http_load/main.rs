@@ -29,16 +29,16 @@ use tokio::{
     task::JoinSet,
 };
 
-/// How many databases get updates all the time.
+/// The number of databases that are updated all the time.
 const DATABASES: usize = 10;
 
-/// How often a new database measures how long an event takes.
+/// How often a new database is created, to measure how long its event takes.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// By how many KiB the memory of the server may grow in the full load, after everything bounded is full.
+/// By how many KiB the memory of the server may grow under full load, once everything that is bounded is full.
 const GROWTH_MAX: u64 = 4_096;
 
-/// How many KiB of memory a client that does not read may hold.
+/// How many KiB of the server's memory a client that does not read may hold.
 const KIB_PER_CLIENT_MAX: u64 = 240;
 
 const FEED: &str = "/_db_updates?feed=continuous&since=0&heartbeat=10000";
@@ -100,7 +100,7 @@ impl Poster {
     }
 }
 
-/// What the feeds have received together.
+/// What all feeds together have received.
 #[derive(Default)]
 struct LoadCounts {
     /// When each probe was recorded.
@@ -221,7 +221,7 @@ fn all_rows_reach_all_feeds_under_load() {
         percentile(100)
     );
     println!("memory in KiB, from then on, at each sixth of {time:?}: {memories:?}");
-    // The 12,000 rows of the full load would need some 10 MB if the server held them, and two thirds of that at the fourth sample. Memory
+    // The 12,000 rows of the full load would need about 10 MB if the server held them, and two thirds of that at the fourth sample. Memory
     // fluctuates by about 4 MB, so one sample says little: memory that is held would be in all of the last three.
     let (filled, held) = (memories[0], *memories[4..].iter().min().unwrap());
     let growth_max = sized(20_000, GROWTH_MAX);
@@ -282,19 +282,19 @@ fn who_does_not_read_holds_little_and_is_dropped() {
     stall(FEED, "short names", "some/database", sized(3_000, 20_000));
 }
 
-/// Regression: the server built the whole list in memory for each client.
+/// Regression: the server built the whole list of databases in memory for each client.
 #[test]
 fn who_does_not_read_the_list_of_databases_holds_little() {
     stall("/_all_dbs", "the list of databases", "some/database", sized(30_000, 300_000));
 }
 
-/// Regression: pages were limited only by row count, so the server held 580 KB for such a client.
+/// Regression: pages were limited only by row count, so the server held 580 KB for a client that did not read long names.
 #[test]
 fn who_does_not_read_long_names_holds_little() {
     stall(FEED, "long names", &"x".repeat(1_000), sized(1_000, 5_000));
 }
 
-/// Each of these characters takes six bytes in JSON. Regression: the server held 3.1 MB for such a client.
+/// Each of these characters takes six bytes in JSON. Regression: the server held 3.1 MB for a client that did not read such names.
 #[test]
 fn who_does_not_read_escaped_names_holds_little() {
     stall(FEED, "names of control characters", &"\\u0001".repeat(1_000), sized(1_000, 5_000));

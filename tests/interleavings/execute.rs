@@ -47,14 +47,14 @@ impl Slot {
         Self { tx: store.begin(), has_version: false, is_old: false, has_written: false, watches: Vec::new() }
     }
 
-    /// Begins again.
+    /// Starts the transaction again.
     fn reset(&mut self) {
         self.tx.reset();
         self.watches.clear();
         (self.has_version, self.is_old, self.has_written) = (false, false, false);
     }
 
-    /// The code of `error`. An error that the transaction has asked for must not look as if the store were slow.
+    /// Returns the code of `error`. If the transaction is too old because it asked for that, this must not look like a slow store.
     fn code(&self, error: &Error) -> i32 {
         let code = error.code().expect("a store fails with codes");
         if self.is_old && code == StoreError::TRANSACTION_TOO_OLD.code() { TOO_OLD_AS_ASKED } else { code }
@@ -69,7 +69,7 @@ struct Execution<'a> {
     read_versions: Vec<u64>,
     /// The stamps of all commits so far.
     stamps: Vec<[u8; STAMP_LEN]>,
-    /// With how many wakers the next operation is polled before the one that waits for it.
+    /// The number of wakers with which the next operation is polled before the one that waits for it.
     polls: u32,
 }
 
@@ -81,7 +81,7 @@ impl Execution<'_> {
         if reads && slot.is_old && slot.has_written {
             return Event::Silent;
         }
-        // Stores differ in when a transaction takes its read version, so the test asks for it.
+        // Stores differ in when a transaction takes its read version, so the test requests it.
         if reads
             && !slot.has_version
             && let Ok(version) = slot.tx.read_version().await
@@ -166,7 +166,7 @@ impl Execution<'_> {
         }
     }
 
-    /// Commits and begins again.
+    /// Commits, and starts the transaction again.
     async fn commit(&mut self, slot: usize) -> Event {
         let outcome = moved(self.slots[slot].tx.commit(), self.polls).await;
         let outcome = outcome.map_err(|error| self.slots[slot].code(&error));
@@ -182,13 +182,13 @@ impl Execution<'_> {
         })
     }
 
-    /// Begins again while a commit is under way, whose result is not observed.
+    /// Starts the transaction again while its commit is under way. The result of the commit is not observed.
     async fn reset_during_commit(&mut self, slot: usize) {
         self.slots[slot].reset();
         let tx = &self.slots[slot].tx;
         tx.set(&self.key(b'~'), b"");
         let mut commit = pin!(tx.commit());
-        // The commit begins, as far as it gets without waiting.
+        // The commit runs as far as it gets without waiting.
         let begun = commit.as_mut().now_or_never();
         tx.reset();
         if begun.is_none() {
@@ -210,13 +210,13 @@ impl Execution<'_> {
             Err(StoreError::TRANSACTION_TOO_OLD.into())
         };
         self.store.run(body).await.expect("a blind write succeeds in the end");
-        // Nothing has the stamps of these two commits.
+        // No key and no value has the stamps of these two commits.
         self.stamps.extend([[0xff; STAMP_LEN]; 2]);
         self.go_on().await;
     }
 
-    /// Reads a key, and watches it until the transaction ends. On a cluster, what a watch reads depends on timing if it is still under way
-    /// when its own transaction writes the key; after a read of the same key, it no longer is.
+    /// Reads a key, and watches it until the transaction ends. On a cluster, what a watch reads depends on timing if its read is still
+    /// under way when its own transaction writes the key; an earlier read of the same key avoids that.
     async fn watch(&mut self, slot: usize, key: u8) -> Event {
         let seen = self.get(slot, key, Isolation::Snapshot).await;
         // If the read of the watch fails, only the watch reports that.
@@ -225,14 +225,14 @@ impl Execution<'_> {
         seen
     }
 
-    /// Commits something outside of the keys, so that a read version is always greater than the version of a stamp: whether
-    /// they can be equal depends on the store.
+    /// Commits something outside the keys, so that a read version is always greater than the version of a stamp: whether they can be equal
+    /// depends on the store.
     async fn go_on(&self) {
         let set = async |tx: Transaction| {
             tx.set(&self.key(b'~'), b"");
             Ok(())
         };
-        // A cluster that is slow or recovers may fail this commit; doing it twice does no harm.
+        // A cluster that is slow or recovering may fail this commit; doing it twice does no harm.
         self.store.run(set).await.expect("a blind write succeeds in the end");
     }
 
@@ -279,7 +279,7 @@ impl Execution<'_> {
         self.to_rows(&page.expect("a new transaction can read").rows)
     }
 
-    /// `rows` in the form of a trace.
+    /// Converts `rows` to the form of a trace.
     fn to_rows(&self, rows: &[notibus::store::Row]) -> Vec<Row> {
         rows.iter()
             .map(|(key, value)| {
@@ -289,7 +289,7 @@ impl Execution<'_> {
             .collect()
     }
 
-    /// `bytes` with the numbers of commits instead of their stamps.
+    /// Returns `bytes` with the numbers of commits instead of their stamps.
     fn without_stamps(&self, bytes: &[u8]) -> Vec<u8> {
         let mut bytes = bytes.to_vec();
         for place in 0..(bytes.len() + 1).saturating_sub(STAMP_LEN) {
@@ -305,7 +305,7 @@ impl Execution<'_> {
         [self.prefix, &[letter]].concat()
     }
 
-    /// The keys from one letter up to but not including another.
+    /// Returns the keys from one letter up to but not including another.
     fn range(&self, begin: u8, end: u8) -> KeyRange {
         KeyRange::new(self.key(begin), self.key(end))
     }

@@ -23,7 +23,7 @@ const INTERLEAVINGS: u32 = 4_000;
 /// The number of interleavings on a folder, where every commit waits for the disk.
 const INTERLEAVINGS_DURABLE: u32 = 40;
 
-/// A number from the environment.
+/// Returns a number from the environment.
 fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
@@ -47,7 +47,7 @@ fn for_interleavings(cases: u32, check: impl Fn(&[Step]) -> Result<(), TestCaseE
     }
 }
 
-/// Fails at the first difference of two traces.
+/// Fails at the first difference between two traces.
 fn compare(steps: &[Step], expected: &Trace, found: &Trace) -> Result<(), TestCaseError> {
     for (n, step) in steps.iter().enumerate() {
         if expected.events[n] != found.events[n] {
@@ -66,7 +66,7 @@ fn compare(steps: &[Step], expected: &Trace, found: &Trace) -> Result<(), TestCa
     Ok(())
 }
 
-/// A runtime; with paused time no transaction becomes too old.
+/// Makes a runtime; with paused time no transaction becomes too old.
 fn runtime(paused: bool) -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_time()

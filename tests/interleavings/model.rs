@@ -1,8 +1,8 @@
 //! The model: FoundationDB's semantics, written as naively as possible.
 //!
-//! It keeps the whole state of each version, and each transaction as the list of its operations. To answer a
-//! question about a key, it walks that list from its start. Ranges are sets of points: between two
-//! neighbouring keys that were ever named, nothing can differ, so one point stands for all keys between.
+//! It keeps the whole state of each version, and each transaction as the list of its operations. To answer a question about a key, it walks
+//! that list from its start. Ranges are sets of points: between two neighbouring keys that were ever named, nothing can differ, so one
+//! point stands for all keys between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,22 +42,22 @@ struct Model {
 #[derive(Debug, Clone, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a failure of its own")]
 struct Slot {
-    /// How many commits it sees, once it has read.
+    /// How many commits the transaction sees, once it has read.
     version: Option<usize>,
-    /// What it has written so far.
+    /// What the transaction has written so far.
     log: Vec<Write>,
-    /// What it has read, each with the length of the log at that time.
+    /// What the transaction has read, each with the length of the log at that time.
     reads: Vec<(Span, usize)>,
     declared: Vec<Span>,
     /// The code of its first bad write.
     bad: Option<i32>,
-    /// Whether a read met a pending stamp, which fails the commit, too.
+    /// Whether a read met a pending stamp, which also fails the commit.
     met_pending: bool,
-    /// Whether it reads at a version that is older than any transaction may be.
+    /// Whether the transaction reads at a version that is older than any transaction may be.
     is_old: bool,
     /// Whether it has written anything.
     has_written: bool,
-    /// Whether it has failed because it is too old, which fails the commit, too.
+    /// Whether an operation failed because the transaction is too old, which also fails the commit.
     has_failed: bool,
 }
 
@@ -67,7 +67,7 @@ enum Write {
     Clear(Span),
     /// Applies an operation to a key.
     Atomic(AtomicOp, Vec<u8>, Vec<u8>),
-    /// Sets a key with a stamp, which will lie somewhere in the span.
+    /// Sets a key with a stamp, which will be somewhere in the span.
     StampedKey(Span, Vec<u8>),
     /// Sets a key to a stamp.
     StampedValue(Vec<u8>),
@@ -84,7 +84,7 @@ struct Knowledge {
 }
 
 impl Slot {
-    /// The transaction's knowledge of `key` after the first `len` of its writes, if the store has `stored`.
+    /// Returns what the transaction knows about `key` after the first `len` of its writes, if the store has `stored`.
     fn knows(&self, key: &[u8], stored: Option<&Vec<u8>>, len: usize) -> Knowledge {
         let mut known = Knowledge { value: stored.cloned(), is_unreadable: false, is_own: false };
         for write in &self.log[..len] {
@@ -113,7 +113,7 @@ impl Slot {
         known
     }
 
-    /// Every key at which this transaction's writes may begin to differ.
+    /// Returns every key at which the effect of this transaction's writes may change.
     fn points(&self) -> BTreeSet<Vec<u8>> {
         let mut points = BTreeSet::new();
         for write in &self.log {
@@ -129,7 +129,7 @@ impl Slot {
         points
     }
 
-    /// Adds a span to `spans`, or remembers that it is inverted.
+    /// Returns the span between two letters, `None` if it is empty; remembers an error if it is inverted.
     fn check(&mut self, (begin, end): (u8, u8)) -> Option<Span> {
         if begin > end {
             self.bad.get_or_insert(2005);
@@ -139,7 +139,7 @@ impl Slot {
 }
 
 impl Model {
-    /// The expected observation of one step.
+    /// Returns the expected observation of one step.
     fn step(&mut self, step: &Step) -> Event {
         let slot = step.slot;
         if step.op.reads() && self.slots[slot].is_old && self.slots[slot].has_written {
@@ -246,12 +246,12 @@ impl Model {
         }
     }
 
-    /// The rows that a transaction sees under its own writes.
+    /// Returns the rows that a transaction sees under its own writes.
     fn seen(&self, slot: usize) -> &BTreeMap<Vec<u8>, Vec<u8>> {
         &self.states[self.slots[slot].version.expect("it has read")]
     }
 
-    /// The rows after all commits.
+    /// Returns the rows after all commits.
     fn newest(&self) -> &BTreeMap<Vec<u8>, Vec<u8>> {
         self.states.last().expect("there is always a state")
     }
@@ -279,7 +279,7 @@ impl Model {
         slot.bad.or(slot.is_old.then_some(TOO_OLD_AS_ASKED)).map_or(Ok(()), Err)
     }
 
-    /// Watches a key, which reads it. If that fails, the watch fails and nothing else.
+    /// Watches a key, which reads it. If the read fails, only the watch fails.
     fn watch(&mut self, slot: usize, key: u8) {
         let len = self.slots[slot].log.len();
         self.slots[slot].reads.push(((vec![key], behind(&[key])), len));
@@ -337,7 +337,7 @@ impl Model {
         Ok((rows, false))
     }
 
-    /// Whether a transaction has read, but not itself written before, any key that was written since its read version.
+    /// Whether a transaction has read any key that was written since its read version, unless it had written that key itself before.
     fn conflicts(&self, slot: &Slot) -> bool {
         let Some(version) = slot.version else {
             return false;
@@ -355,7 +355,7 @@ impl Model {
         })
     }
 
-    /// Commits and begins again.
+    /// Commits, and starts the transaction again.
     fn commit(&mut self, slot: usize) -> Result<Option<u64>, i32> {
         let slot = std::mem::take(&mut self.slots[slot]);
         if let Some(code) = slot.bad {
@@ -413,22 +413,22 @@ impl Model {
     }
 }
 
-/// Whether `key` lies in `span`.
+/// Whether `key` is in `span`.
 fn holds((begin, end): &Span, key: &[u8]) -> bool {
     &begin[..] <= key && key < &end[..]
 }
 
-/// The first key after `key`.
+/// Returns the first key after `key`.
 fn behind(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-/// The little-endian number that `bytes` are when cut or extended to `len` bytes.
+/// Returns `bytes`, cut or extended to `len` bytes, as a little-endian number.
 fn number(bytes: &[u8], len: usize) -> u64 {
     (0..len).map(|place| u64::from(*bytes.get(place).unwrap_or(&0)) << (8 * place)).sum()
 }
 
-/// The result of an operation on a value. Operands are at most 7 bytes.
+/// Returns the result of an operation on a value. Operands have at most 7 bytes.
 fn apply(op: AtomicOp, value: Option<Vec<u8>>, operand: &[u8]) -> Option<Vec<u8>> {
     let len = operand.len();
     let as_bytes = |number: u64| Some(number.to_le_bytes()[..len].to_vec());

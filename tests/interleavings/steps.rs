@@ -1,7 +1,7 @@
 //! [`Step`]s, and how random ones are made.
 //!
-//! The key space is a few single letters, and below one of them the versionstamped keys. Stamps are only where no atomic
-//! operation computes with them, because the results would differ from store to store.
+//! The keys are a few single letters and, below one of them, the versionstamped keys. Stamps occur only where no atomic operation computes
+//! with them, because the results would differ from store to store.
 //!
 //! A transaction that is too old does not read after it has written: the client of a cluster answers from its memory what it can answer
 //! without the cluster, such as a key that the transaction has set. The embedded store refuses all such reads.
@@ -12,7 +12,7 @@ use notibus::store::{
 };
 use proptest::{collection::vec, prelude::*};
 
-/// How many transactions are open at once.
+/// The number of transactions that are open at once.
 pub(crate) const SLOTS: usize = 4;
 
 /// The keys; each is one letter. Ranges end at any of them.
@@ -65,13 +65,13 @@ pub(crate) enum Op {
     GetOfClient,
     /// Reads a key, and watches it until the transaction ends.
     Watch(u8),
-    /// Commits, and begins again.
+    /// Commits, and starts again.
     Commit,
-    /// Begins again, begins the commit of something outside of the keys, begins again while that is under way, and sets a key.
+    /// Starts again, begins to commit something outside the keys, starts again while that commit is under way, and sets a key.
     ResetDuringCommit(u8, Vec<u8>),
     /// Runs, concurrently with the transaction, a body that adds 1 to a key; it commits by itself, fails, and is tried again.
     RunTwice(u8),
-    /// Begins again.
+    /// Starts again.
     Reset,
 }
 
@@ -81,7 +81,7 @@ impl Op {
         matches!(self, Self::Get(..) | Self::Range(..) | Self::Pages(..) | Self::GetOfClient | Self::Watch(_))
     }
 
-    /// Whether its transaction has written something afterwards.
+    /// Whether the transaction has written something after the operation.
     pub fn writes(&self) -> bool {
         matches!(
             self,

@@ -5,7 +5,7 @@
 
 pub(crate) const STAMP_LEN: usize = 10;
 
-/// The code for a transaction that is too old because it has asked for an old version.
+/// The code for a transaction that is too old because it asked for an old version.
 pub(crate) const TOO_OLD_AS_ASKED: i32 = -1007;
 
 /// A key without its prefix, and its value.
@@ -26,9 +26,9 @@ pub(crate) enum Event {
 /// All observations of an interleaving.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Trace {
-    /// One for each step.
+    /// One event for each step.
     pub events: Vec<Event>,
-    /// All rows in the end.
+    /// All rows at the end.
     pub rows: Vec<Row>,
 }
 

@@ -14,7 +14,7 @@ fn node(number: u16) -> NodeId {
 type Resources = Vec<(u64, Option<NodeId>)>;
 type Members = Vec<(NodeId, u32)>;
 
-/// Pools whose owners may or may not be members, and members with a small, a large or no maximum.
+/// Generates pools whose owners may or may not be members, and members with a small, a large or no maximum.
 fn pools() -> impl Strategy<Value = (Resources, Members)> {
     let owner = proptest::option::weighted(0.8, 0_u16..12).prop_map(|owner| owner.map(node));
     let resources = proptest::collection::btree_map(0_u64..200, owner, 0..60);
@@ -32,13 +32,13 @@ fn shares(assignment: &Resources) -> BTreeMap<NodeId, usize> {
     shares
 }
 
-/// How many resources change their owner, or get their first one.
+/// Returns the number of resources that change their owner, or get their first owner.
 fn moves(resources: &Resources, assignment: &Resources) -> usize {
     let before: BTreeMap<_, _> = resources.iter().copied().collect();
     assignment.iter().filter(|(resource, owner)| owner.is_some() && before[resource] != *owner).count()
 }
 
-/// The sorted shares that are as equal as the maxima allow, computed by giving one resource after the other to the member with the fewest.
+/// Returns the sorted shares that are as equal as the maxima allow: each resource goes to the member with the fewest.
 fn fair(count: usize, members: &Members) -> Vec<usize> {
     let mut shares: Vec<_> = members.iter().map(|(_, max)| (0_usize, *max as usize)).collect();
     for _ in 0..count {
@@ -78,9 +78,8 @@ proptest! {
     #[test]
     fn no_fair_assignment_moves_less((resources, members) in pools()) {
         let assignment = assign(&resources, &members);
-        // A member that owns more than its share must lose the difference, whichever members get the odd ones: it
-        // is best if members above the lower share keep them. Every resource without an owner moves, as far as
-        // the maxima allow.
+        // A member that owns more than its share must lose the difference. The fewest resources move if the members that own most get the
+        // shares that are larger by one. Every resource without an owner moves, as far as the maxima allow.
         let fair = fair(resources.len(), &members);
         let total: usize = fair.iter().sum();
         let owned: BTreeMap<_, usize> = members
@@ -90,7 +89,7 @@ proptest! {
         let level = fair.last().copied().unwrap_or(0);
         let mut kept: usize = 0;
         let mut odd = fair.iter().filter(|share| **share == level).count();
-        // Members at their maxima have no choice; of the others, some have `level` and some one less.
+        // The shares of members with smaller maxima are fixed; of the others, some have `level` and some one less.
         let mut free: Vec<_> = Vec::new();
         for (node, max) in &members {
             if (*max as usize) < level {
@@ -108,7 +107,7 @@ proptest! {
         prop_assert_eq!(moves(&resources, &assignment), total - kept);
     }
 
-    /// Some moves are done, in any order, and others are under way: the answer stays the same.
+    /// While some moves are done, in any order, and others are in progress, the assignment remains the same.
     #[test]
     fn a_move_that_was_made_changes_nothing((resources, members) in pools(), seed: u64) {
         let assignment = assign(&resources, &members);
@@ -127,8 +126,7 @@ proptest! {
         prop_assert_eq!(assign(&under_way, &members), assignment);
     }
 
-    /// However members come and go, each member owns few runs of neighbours: at most one more for each member
-    /// that has joined or left since.
+    /// However members join and leave, each member owns few runs of neighbours: at most one more for each member that has joined or left.
     #[test]
     fn neighbours_stay_together(changes in proptest::collection::vec(0_u16..16, 1..20)) {
         let mut members = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Nodes that die: when the others learn of it, and how soon the work goes on.
+//! Nodes that die: when the others learn of it, and how soon their work continues.
 
 use std::time::Duration;
 
@@ -16,8 +16,7 @@ use crate::{
     disk::SimulatedDisk,
 };
 
-/// `count` notifiers that start one after the other. Each has opened the bus for itself, as processes do: none of them knows what another
-/// one has seen.
+/// Starts `count` notifiers one by one. Each opens the bus for itself, as a process does, so none knows what another one has seen.
 async fn processes(store: &Store, count: usize) -> Vec<Notifier> {
     let mut notifiers = Vec::new();
     for _ in 0..count {
@@ -26,7 +25,7 @@ async fn processes(store: &Store, count: usize) -> Vec<Notifier> {
     notifiers
 }
 
-/// A notifier, and 80 that start after it.
+/// Starts a notifier, and 80 notifiers after it.
 async fn one_beside_80(store: &Store) -> (Notifier, Vec<Notifier>) {
     let mut notifiers = processes(store, 81).await;
     (notifiers.remove(0), notifiers)
@@ -47,7 +46,7 @@ async fn a_dead_node_is_replaced_after_the_expiry_and_one_balance_interval() {
     assert_eq!(bus.nodes().await.unwrap().len(), 1, "the row of the dead one is removed");
 }
 
-/// If all nodes have died, the next one has to wait, because it cannot know when they did.
+/// If all nodes are dead, the next one has to wait, because it cannot know when they died.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
     let store = Store::memory();
@@ -61,7 +60,7 @@ async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
     assert_eq!(shares(&[&b]), [64]);
 }
 
-/// A node watches 8 others, whatever their number; and if many die at once, the last is found as soon as the first.
+/// A node watches 8 others, whatever their number; and even if many die at once, the last is found as soon as the first.
 #[tokio::test(start_paused = true)]
 async fn a_third_of_many_nodes_dies_at_once() {
     let store = Store::memory();
@@ -81,7 +80,7 @@ async fn a_third_of_many_nodes_dies_at_once() {
     assert!(even(&notifiers), "{:?}", shares(&notifiers.iter().collect::<Vec<_>>()));
 }
 
-/// Regression: the only surviving node removed the eight dead ones that it watched, and the next eight an expiry later, and so on.
+/// Regression: the only surviving node removed the eight dead nodes that it watched, and then waited an expiry before each next eight.
 #[tokio::test(start_paused = true)]
 async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
     let store = Store::memory();
@@ -94,8 +93,8 @@ async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
     assert_eq!(shares(&[&notifiers[0]]), [64]);
 }
 
-/// Regression: the only surviving node removed all dead ones in one transaction, and tried that for a minute on a store where that many
-/// reads in one transaction cannot succeed. Then it watched only its neighbours again.
+/// Regression: the only surviving node removed all dead nodes in one transaction, so on a store where so many reads in one transaction
+/// cannot succeed, it tried for a minute, and then watched only its neighbours again.
 #[tokio::test(start_paused = true)]
 async fn dead_nodes_are_removed_although_large_transactions_fail() {
     let store = Store::memory();
@@ -113,8 +112,8 @@ async fn dead_nodes_are_removed_although_large_transactions_fail() {
     assert_eq!(shares(&[&notifier]), [64]);
 }
 
-/// Regression: a node that could not remove a dead one did not inform its workers of what else it had read, so partitions that
-/// another node had given back had no owner for as long as the removal failed.
+/// Regression: a node that could not remove a dead one did not pass on to its workers what else it had read, so partitions that another
+/// node had released had no owner for as long as the removal failed.
 #[tokio::test(start_paused = true)]
 async fn removals_that_fail_hold_up_no_worker() {
     let store = Store::memory();
@@ -138,7 +137,7 @@ async fn removals_that_fail_hold_up_no_worker() {
     assert_eq!(shares(&[&b]), [64]);
 }
 
-/// How long the only survivor of 80 takes to replace the others, if each commit of a removal takes `takes`.
+/// Returns how long the only survivor takes to replace 80 dead nodes, if each commit of a removal takes `takes`.
 async fn time_to_replace(takes: Duration) -> Duration {
     let store = Store::memory();
     let faults = Faults::new(&store);
@@ -163,8 +162,8 @@ async fn time_to_replace(takes: Duration) -> Duration {
     began.elapsed()
 }
 
-/// Regression: while the removal of ten dead nodes took 4 s, the watch forgot how long the others had been silent, and waited for
-/// another expiry for each ten.
+/// Regression: the watch forgot how long other nodes had been silent while the removal of ten dead nodes took 4 s, so it waited another
+/// expiry for each ten.
 #[tokio::test(start_paused = true)]
 async fn slow_removals_do_not_begin_again() {
     let at_once = time_to_replace(Duration::ZERO).await;
@@ -173,7 +172,7 @@ async fn slow_removals_do_not_begin_again() {
     assert!(slow < most, "80 nodes are 8 removals; they take {at_once:?}, and {slow:?} at 4 s each");
 }
 
-/// Regression: after a crash on a folder the next process waited for the dead node to expire, and delivered nothing for ten seconds.
+/// Regression: the first process on a folder after a crash waited for the dead node to expire, so it delivered nothing for 10 s.
 #[tokio::test]
 async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -189,7 +188,7 @@ async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
                 .await;
             notifier
         });
-        // The process ends without its node leaving.
+        // The process ends, but its node does not leave.
         runtime.shutdown_timeout(Duration::from_secs(5));
         drop(notifier);
     });
@@ -210,7 +209,7 @@ fn forgets(attempt: &Attempt) -> bool {
         .any(|mutation| matches!(mutation, Operation::ClearRange { range } if range.begin.starts_with(NODES)))
 }
 
-/// A disk with the folder of a bus whose process was killed while one node was there.
+/// Returns a disk with the folder of a bus whose process was killed while it had one node.
 async fn disk_with_a_dead_node() -> SimulatedDisk {
     let disk = SimulatedDisk::new(512);
     let store = disk.open_small(1 << 30).unwrap();
@@ -219,8 +218,8 @@ async fn disk_with_a_dead_node() -> SimulatedDisk {
     disk.copied()
 }
 
-/// Regression: the opening of a bus noted that the dead nodes were removed before it had removed them. If the removal failed,
-/// or the opening was cancelled, they stayed until they expired, and their partitions with them.
+/// Regression: the opening of a bus noted the dead nodes as removed before it had removed them, so if the removal failed, or the opening
+/// was cancelled, these nodes kept their partitions until they expired.
 #[tokio::test]
 async fn an_opening_that_fails_leaves_the_dead_nodes_to_the_next_one() {
     let store = disk_with_a_dead_node().await.open_small(1 << 30).unwrap();
@@ -242,8 +241,8 @@ async fn an_opening_that_fails_leaves_the_dead_nodes_to_the_next_one() {
     drop(gate);
 }
 
-/// Regression: of two openings at once the first one removed the nodes of earlier processes. Its commit came late, or conflicted
-/// and was tried again, after the second one had returned and a node had joined; and it removed this live node.
+/// Regression: the first of two concurrent openings removed all nodes even if its commit was late, or conflicted and was retried, after the
+/// second opening had returned and a node had joined, so it removed this live node.
 #[tokio::test]
 async fn of_two_openings_at_once_none_removes_a_living_node() {
     let store = disk_with_a_dead_node().await.open_small(1 << 30).unwrap();

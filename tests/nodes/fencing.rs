@@ -18,7 +18,7 @@ use crate::common::{
     counts, db, joined, narrow_bus, record, row_with, set, stored, unpolled, until, wide_bus, within,
 };
 
-/// Node A hangs in all its commits while B takes over. A can no longer commit its pending work, and then rejoins.
+/// Node A hangs in all its commits while node B takes over. A can no longer commit its pending work, and then rejoins.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_cannot_commit_and_joins_again() {
     let store = Store::memory();
@@ -55,8 +55,8 @@ async fn a_zombie_cannot_commit_and_joins_again() {
     assert_eq!((owned(&store).await, of_nodes(&store).await.len()), (0, 0));
 }
 
-/// A process is stopped in the middle of a commit and continues after another one has taken over. Its runtime does not run in between, and
-/// its heartbeat is not due, so it cannot know that. Only the lease makes the commit fail.
+/// A process is stopped in the middle of a commit, and continues after another one has taken over. Its runtime does not run in between, and
+/// its heartbeat is not due, so it cannot know about the takeover. Only the lease makes the commit fail.
 #[test]
 fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -98,7 +98,7 @@ fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
     });
 }
 
-/// A node that cannot send heartbeats for as long as the expiry gives up by itself, even if no other takes over.
+/// A node that cannot send heartbeats for its expiry gives up all work by itself, even if no other node takes over.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_cannot_beat_gives_everything_up() {
     let store = Store::memory();
@@ -122,8 +122,7 @@ async fn a_node_that_cannot_beat_gives_everything_up() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// An idle node that was fenced off learns that from its heartbeat. Rings in its process from then on
-/// reach the new owner.
+/// An idle node that was fenced off learns this from its heartbeat. From then on, rings in its process reach the new owner.
 #[tokio::test(start_paused = true)]
 async fn the_wake_up_of_a_fenced_notifier_is_passed_on() {
     let store = Store::memory();
@@ -152,19 +151,19 @@ async fn two_processes_cannot_live_under_one_id() {
     let error = bus_b.node(options()).await.unwrap_err();
     assert!(matches!(error, Error::Invalid { what: "node id", .. }), "{error}");
 
-    // Once the first one has died, another can have the id, as soon as that is certain.
+    // Another process can have the id as soon as the death of the first one is certain.
     drop(a);
     let began = tokio::time::Instant::now();
     let b = bus_b.node(options()).await.unwrap();
     assert!(began.elapsed() >= EXPIRY && began.elapsed() <= EXPIRY + INTERVAL, "{:?}", began.elapsed());
-    // Or at once if the first one has left.
+    // If the first one leaves, another can have the id at once.
     b.shutdown().await.unwrap();
     let began = tokio::time::Instant::now();
     drop(bus_a.node(options()).await.unwrap());
     assert!(began.elapsed().is_zero());
 }
 
-/// An acquisition that times out and commits later leaves a lease that its owner does not know. The owner finds it.
+/// An acquisition that times out but is committed leaves a lease that its owner does not know about. The owner finds the lease.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_owned_without_knowledge_is_found() {
     let store = Store::memory();
@@ -181,8 +180,8 @@ async fn a_lease_that_is_owned_without_knowledge_is_found() {
     assert_eq!(owned(&store).await, 64);
 }
 
-/// Regression: a node mistook its own claim, which had timed out but was committed, for that of another process, so for a whole expiry it
-/// had a row but took no work.
+/// Regression: a node mistook its own claim, which had timed out but was committed, for the claim of another process, so for a whole expiry
+/// it had a row but took no work.
 #[tokio::test(start_paused = true)]
 async fn a_node_knows_its_own_claim_again() {
     let store = Store::memory();
@@ -202,8 +201,8 @@ async fn a_node_knows_its_own_claim_again() {
     notifier.shutdown().await.unwrap();
 }
 
-/// Regression: a node whose bus was wiped wrote itself into the new bus, and failed at each partition 65 times a second; one whose
-/// incarnation was raised continued to write sequences of the old one.
+/// Regression: a node whose bus was wiped did not stop its roles, so it wrote itself into the new bus, and failed at each partition 65
+/// times a second; a node whose incarnation was raised continued to write sequences of the old one.
 #[tokio::test(start_paused = true)]
 async fn a_node_stops_its_roles_once_its_bus_is_gone() {
     for is_wiped in [true, false] {
@@ -217,7 +216,7 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
             });
             wipe.await.unwrap();
         } else {
-            // Raises the incarnation in the configuration, like an operator who has not stopped all processes.
+            // This raises the incarnation in the configuration, like an operator who has not stopped all processes.
             let raise = store.run(async |tx| {
                 let config = stored(&store, b"notibus").await[0].clone();
                 let raised = [&config.1[..6], &[1]].concat();
@@ -237,8 +236,8 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
     }
 }
 
-/// Regression: another process ran under the id of a node that had dropped out. The node logged that four times a second forever, and knew
-/// of no trouble; a role that it entered during that time counted as published.
+/// Another process runs under the id of a node that has dropped out. Regression: the node logged this four times a second forever, but did
+/// not treat it as a failure, so a role that it entered meanwhile counted as published.
 #[tokio::test(start_paused = true)]
 async fn a_node_whose_id_another_process_has_enters_no_role() {
     let store = Store::memory();
@@ -247,7 +246,7 @@ async fn a_node_whose_id_another_process_has_enters_no_role() {
     let (key, row) = stored(&store, NODES).await[0].clone();
     let other = store.clone();
     let living = tokio::spawn(async move {
-        // The beat is the first 8 bytes of a row, the token of its process the next 16.
+        // The first 8 bytes of a row are its beat, the next 16 the token of its process.
         for beat in 0_u64.. {
             set(&other, &key, &[&beat.to_be_bytes()[..], &[9; 16], &row[24..]].concat()).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -262,7 +261,7 @@ async fn a_node_whose_id_another_process_has_enters_no_role() {
     let _role = node.announce(Role::HTTP).await.unwrap();
 }
 
-/// A node was found dead by a clock that runs too fast, and some of its roles are removed already: it lists all of them again.
+/// A node that was presumed dead because of a clock that runs too fast, and has lost some of its roles, lists all of them again.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_is_condemned_joins_again_with_all_roles() {
     let store = Store::memory();
@@ -282,7 +281,8 @@ async fn a_node_that_is_condemned_joins_again_with_all_roles() {
     assert_eq!(bus.stats().nodes_dropped_out, 1);
 }
 
-/// A lease that cannot be decoded is neither replaced nor guessed: everything that needs it fails with its key until it is repaired.
+/// A lease that cannot be decoded is neither replaced nor guessed: everything that needs it fails with an error that names its key until it
+/// is repaired.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_lease_is_named_and_stays() {
     let store = Store::memory();

@@ -1,4 +1,4 @@
-//! What the tests of nodes share.
+//! Shared by the tests of nodes.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
 /// The default expiry.
 pub(crate) const EXPIRY: Duration = Duration::from_secs(5);
 
-/// The prefix of the keys of rows of nodes, after the default prefix.
+/// The prefix of the keys of nodes, including the default prefix of the bus.
 pub(crate) const NODES: &[u8] = b"notibus\x15\x0e\x02main\x00\x15\x04";
 
-/// The prefix of the keys of their roles.
+/// The prefix of the keys of the nodes' roles.
 pub(crate) const ROLES: &[u8] = b"notibus\x15\x0a";
 
-/// Everything that is stored about nodes.
+/// Returns everything that is stored about nodes.
 pub(crate) async fn of_nodes(store: &Store) -> Vec<(Bytes, Bytes)> {
     [stored(store, NODES).await, stored(store, ROLES).await].concat()
 }
@@ -59,18 +59,18 @@ pub(crate) fn is_fold(attempt: &Attempt) -> bool {
     attempt.applies(AtomicOp::CompareAndClear)
 }
 
-/// `count` notifiers that start together.
+/// Starts `count` notifiers at once.
 pub(crate) async fn started_at_once(bus: &Bus, count: usize) -> Vec<Notifier> {
     let start = (0..count).map(|_| async { joined(bus).await.notifier(unpolled()).await.unwrap() });
     futures_util::future::join_all(start).await
 }
 
-/// How many partitions each works on.
+/// Returns the number of partitions on which each notifier works.
 pub(crate) fn shares(notifiers: &[&Notifier]) -> Vec<usize> {
     notifiers.iter().map(|notifier| notifier.partitions().len()).collect()
 }
 
-/// Whether the notifiers work on each of `all` partitions exactly once, and on as many each, give or take one.
+/// Whether exactly one notifier works on each of `all` partitions, and their shares differ by at most one.
 pub(crate) fn is_even(notifiers: &[&Notifier], all: u32) -> bool {
     let mut partitions: Vec<_> = notifiers.iter().flat_map(|notifier| notifier.partitions()).collect();
     partitions.sort_unstable();
@@ -78,7 +78,7 @@ pub(crate) fn is_even(notifiers: &[&Notifier], all: u32) -> bool {
     partitions.into_iter().eq(0..all) && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1
 }
 
-/// Number of owned leases: such a row has a node and a token after the epoch.
+/// Returns the number of owned leases, whose rows have a node and a token after the epoch.
 pub(crate) async fn owned(store: &Store) -> usize {
     stored(store, LEASES).await.iter().filter(|(_, value)| value.len() == 40).count()
 }

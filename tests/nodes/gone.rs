@@ -1,4 +1,4 @@
-//! What ends with the bus: everything that reads it, even without a lease.
+//! Everything that reads a bus ends with the bus, even without a lease.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio_stream::StreamExt;
 use super::fixture::{EXPIRY, INTERVAL};
 use crate::common::{db, narrow_bus, record, stored, within};
 
-/// Regression: only what held leases ended. The tail, subscribers and mirrors of a process continued with whatever was stored under the
+/// Regression: only roles with leases ended, so the tail, subscribers and mirrors of a process continued with whatever was stored under the
 /// prefix of its bus, although the log said that its roles end.
 #[tokio::test(start_paused = true)]
 async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
@@ -33,7 +33,7 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     within("a delivery", stream.next()).await.unwrap().into_delivery().unwrap();
     mirror.caught_up().await.unwrap();
 
-    // Raises the incarnation in the configuration, like an operator who has not stopped all processes.
+    // This raises the incarnation in the configuration, like an operator who has not stopped all processes.
     let raise = store.run(async |tx| {
         let config = stored(&store, b"notibus").await[0].clone();
         tx.set(&config.0, &[&config.1[..6], &[1]].concat());
@@ -41,7 +41,7 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     });
     raise.await.unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
-    // What another bus writes under the prefix from now on does not concern the subscriber.
+    // The subscriber must not receive what another bus writes under the prefix from now on.
     let other = narrow_bus(&store).await;
     let second = other.start(StartOptions::default()).await.unwrap();
     record(&store, &other, &db("b", 1), [1, 0, 0, 0]).await;
@@ -52,14 +52,14 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     within("the end", callback.finished()).await;
     assert!(matches!(mirror.get(&db("b", 1).name), Err(Error::BusGone { .. })));
     assert!(matches!(dispatcher.wait_until(1).await, Err(Error::BusGone { .. })));
-    // A subscriber that comes later ends as well.
+    // A subscriber that starts later ends as well.
     let late = within("the end", dispatcher.subscribe(Filter::all()).stream().next()).await;
     assert!(matches!(late, Some(Item::Failed(Error::BusGone { .. }))), "{late:?}");
     let late = running.consumer("late").unwrap().run(async |_: Work<Notification>| Ok(())).await.err();
     assert!(matches!(late, Some(Error::BusGone { .. })), "{late:?}");
     assert!(consumer.shards().is_empty());
     second.shutdown().await.unwrap();
-    // Nothing reads the store any more.
+    // From now on nothing reads the store.
     tokio::time::sleep(Duration::from_mins(2)).await;
     let before = faults.counts();
     tokio::time::sleep(Duration::from_mins(10)).await;
@@ -67,8 +67,8 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     running.shutdown().await.unwrap();
 }
 
-/// Regression: the process could never work again, but `live` still reported it as alive, and `ready` reported that the node had been asked
-/// to stop.
+/// Regression: `live` still reported the process as alive although it could never work again, and `ready` reported that the node had been
+/// asked to stop.
 #[cfg(feature = "http")]
 #[tokio::test]
 async fn a_process_whose_bus_is_gone_is_not_live() {
@@ -94,7 +94,7 @@ async fn a_process_whose_bus_is_gone_is_not_live() {
     });
     wipe.await.unwrap();
     crate::common::until("the node to see it", async || health("live").await.0 == 503).await;
-    // By then the dispatcher is closed. Regression: this looked as if the node had been asked to stop.
+    // By then the dispatcher is closed. Regression: `ready` took this for a request to stop, so it reported the wrong cause.
     let (status, body) = health("ready").await;
     assert!(status == 503 && body.contains("\"cause\":\"gone\""), "{body}");
     running.shutdown().await.unwrap();

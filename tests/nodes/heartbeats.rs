@@ -1,4 +1,4 @@
-//! When a node beats, and what counts as silence.
+//! When a node sends heartbeats, and what counts as silence.
 
 use std::{
     sync::{
@@ -31,7 +31,7 @@ async fn bad_times_of_a_node_are_typed_errors() {
     }
 }
 
-/// An environment whose clock can be put forward.
+/// An environment whose clock can be set forward.
 struct Skewed(Env, Arc<AtomicU64>);
 
 impl Environment for Skewed {
@@ -52,8 +52,8 @@ impl Environment for Skewed {
     }
 }
 
-/// Regression: a node that joined while the cluster recovered waited almost a whole expiry for its first read, counted its own expiry from
-/// before that read, and dropped out 0.4 s after it had joined.
+/// Regression: a node that joined while the cluster recovered, and so waited almost a whole expiry for its first read, counted its own
+/// expiry from before that read, so it dropped out 0.4 s after it had joined.
 #[tokio::test(start_paused = true)]
 async fn waiting_for_the_store_does_not_count_as_silence() {
     let skew = Arc::new(AtomicU64::new(0));
@@ -76,8 +76,8 @@ async fn waiting_for_the_store_does_not_count_as_silence() {
     node.shutdown().await.unwrap();
 }
 
-/// Regression: each publication of roles that had nothing to write delayed the next beat by an eighth of the heartbeat. So a node that
-/// dropped a role and listed it again every 300 ms never sent a heartbeat, dropped out, and was presumed dead.
+/// Regression: each publication of roles that had nothing to write delayed the next heartbeat by an eighth of its interval, so a node that
+/// dropped a role and listed it again every 300 ms never sent one, dropped out, and was presumed dead.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_lists_a_role_again_and_again_goes_on_beating() {
     let store = Store::memory();
@@ -126,7 +126,7 @@ impl Environment for Spent {
 }
 
 /// Regression: operations of the store in memory never waited, so a producer in a loop starved everything else on its thread: events were
-/// not folded, and the node missed its beats and gave its leases up. Here each commit takes a millisecond of the only thread.
+/// not folded, and the node missed its heartbeats and gave up its leases. Here each commit takes 1 ms of the only thread.
 #[tokio::test]
 async fn a_producer_that_never_waits_leaves_heartbeats_and_folds_their_turn() {
     let spent = Arc::new(AtomicU64::new(0));
@@ -146,7 +146,7 @@ async fn a_producer_that_never_waits_leaves_heartbeats_and_folds_their_turn() {
             record(&store, &bus, &db("busy", 1), [0, 0, 1, 0]).await;
             spent.fetch_add(1, Ordering::Relaxed);
         }
-        // This task has not waited since its last operation, so nothing else has had a turn.
+        // This task has not yielded since its last operation, so these counts are those of the loop.
         (beats.load(Ordering::Relaxed) - before, bus.stats())
     };
     let (beats, stats) = tokio::spawn(produce).await.unwrap();

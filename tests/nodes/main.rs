@@ -1,4 +1,4 @@
-//! Nodes: how they share work while they come, go, die, and wake up after they were presumed dead. Time is paused in most tests.
+//! Nodes: how they share work while they join, leave, die, and wake up after they were presumed dead. Most tests pause the clock.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

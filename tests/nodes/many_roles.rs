@@ -17,7 +17,7 @@ use notibus::{
 use super::fixture::{EXPIRY, INTERVAL, ROLES, forget_nodes, of_nodes, shares, started_at_once};
 use crate::common::{joined, unpolled, until, wide_bus};
 
-/// A node with `count` roles. The roles end with the node once they are dropped.
+/// Starts a node with `count` roles. The roles end with the node once they are dropped.
 async fn crowded(bus: &Bus, count: usize) -> (Node, impl Sized) {
     let node = joined(bus).await;
     let announce = (0..count).map(|n| node.announce(Role::new(format!("role{n}")).unwrap()));
@@ -25,20 +25,20 @@ async fn crowded(bus: &Bus, count: usize) -> (Node, impl Sized) {
     (node, roles)
 }
 
-/// How many roles an attempt removes.
+/// Returns the number of roles that an attempt removes.
 fn removed(attempt: &Attempt) -> usize {
     let is_role =
         |mutation: &&Operation| matches!(mutation, Operation::Clear { key } if key.starts_with(ROLES));
     attempt.mutations().filter(is_role).count() / 2
 }
 
-/// Whether anything is stored of `node`.
+/// Whether anything is stored for `node`.
 async fn is_stored(store: &Store, node: NodeId) -> bool {
     of_nodes(store).await.iter().any(|(key, _)| key.windows(16).any(|part| part == node.0))
 }
 
-/// Roles are written in pages, even if all of them have to be written: a node that drops out with 10,000 of them is a member again at once,
-/// and lists the rest with the next beats.
+/// Roles are written in pages, even if all have to be written: a node that drops out with 10,000 roles is a member again at once, and lists
+/// the rest with its next heartbeats.
 #[tokio::test(start_paused = true)]
 async fn ten_thousand_roles_are_written_in_pages() {
     let store = Store::memory();
@@ -59,7 +59,7 @@ async fn ten_thousand_roles_are_written_in_pages() {
     tokio::time::sleep(INTERVAL * 2).await;
     assert_eq!(bus.nodes().await.unwrap()[0].roles.len(), 10_000);
     assert_eq!(bus.stats().nodes_dropped_out, 1);
-    // Two keys and a version for each of 500 roles, the common version, and the row.
+    // A page has two keys and a version for each of 500 roles, the common version, and the row.
     let largest = largest.load(Ordering::Relaxed);
     assert!((1_000..=1_502).contains(&largest), "{largest} mutations in one transaction");
     drop(roles);
@@ -67,8 +67,8 @@ async fn ten_thousand_roles_are_written_in_pages() {
     assert_eq!(of_nodes(&store).await, []);
 }
 
-/// Bug: a process under the id of a dead one with very many roles read all of them in the transaction of its claim. Fix: it removes them in
-/// pages first, as any other node would.
+/// Bug: the claim of a process under the id of a dead node read all roles of that node, however many there were, in one transaction. Fix:
+/// the process first removes them in pages, as any other node would.
 #[tokio::test(start_paused = true)]
 async fn a_node_removes_what_a_dead_process_left_under_its_id() {
     let store = Store::memory();
@@ -90,7 +90,7 @@ async fn a_node_removes_what_a_dead_process_left_under_its_id() {
     assert_eq!((nodes.len(), nodes[0].roles.clone()), (1, vec![Role::HTTP]));
 }
 
-/// A removal is interrupted in its middle: another node finds the condemned row, and finishes the removal.
+/// If a removal is interrupted, another node finds the condemned row, and finishes the removal.
 #[tokio::test(start_paused = true)]
 async fn a_removal_that_its_node_does_not_end_is_ended_by_another() {
     let store = Store::memory();
@@ -118,7 +118,7 @@ async fn a_removal_that_its_node_does_not_end_is_ended_by_another() {
     assert_eq!(bus.nodes().await.unwrap().iter().map(|node| node.id).collect::<Vec<_>>(), [other.id()]);
 }
 
-/// Of two nodes that remove one, the slower finds at its commit that the page is gone, and stores nothing of it again.
+/// If two nodes remove the same node, the slower one finds at its commit that the page is gone, and stores none of it again.
 #[tokio::test(start_paused = true)]
 async fn two_nodes_remove_one_at_once() {
     let store = Store::memory();
@@ -130,7 +130,7 @@ async fn two_nodes_remove_one_at_once() {
     let held = gate.clone();
     faults_of_slow
         .plan_commits(move |attempt| (removed(attempt) > 0).then(|| CommitFault::Hold(held.clone())));
-    // The quick one waits until the slow one has read.
+    // The quick node waits until the slow one has read.
     faults_of_quick.plan_commits(move |attempt| {
         (removed(attempt) > 0).then_some(CommitFault::Before(StoreError::NOT_COMMITTED))
     });
@@ -150,8 +150,8 @@ async fn two_nodes_remove_one_at_once() {
     }
 }
 
-/// Bug: dead nodes were removed ten at a time, so at each poll a node that could not be removed used up the time for all after it. Fix: the
-/// others do not wait for it.
+/// Bug: nodes removed dead nodes ten at a time, so one that could not be removed used up the time for all after it at each poll. Fix: these
+/// do not wait for it.
 #[tokio::test(start_paused = true)]
 async fn nodes_that_cannot_be_removed_keep_no_others_from_going() {
     let store = Store::memory();
@@ -178,8 +178,8 @@ async fn nodes_that_cannot_be_removed_keep_no_others_from_going() {
     assert_eq!(bus.nodes().await.unwrap().len(), 1 + 9);
 }
 
-/// Bug: each change of a role wrote all roles of the node in the transaction of its beat, so that a node with thousands of consumers could
-/// not start, and dropped out when it stopped one. Fix: write the difference.
+/// Bug: a change of one role wrote all roles of the node in the transaction of its heartbeat, so a node with thousands of consumers could
+/// not start, and dropped out when it stopped one. Fix: write only the difference.
 #[tokio::test(start_paused = true)]
 async fn a_change_of_roles_costs_the_same_however_many_there_are() {
     let store = Store::memory();
@@ -208,8 +208,8 @@ async fn a_change_of_roles_costs_the_same_however_many_there_are() {
     node.shutdown().await.unwrap();
 }
 
-/// Bug: ten dead nodes were removed with all of their roles in one transaction, and never fewer, so that one dead node with very many roles
-/// left the partitions of the others without an owner. Fix: each node by itself, its roles in pages, and its row last.
+/// Bug: a node removed ten dead nodes with all of their roles in one transaction, and never fewer, so one dead node with very many roles
+/// left the partitions of the others without an owner. Fix: remove each node separately, its roles in pages, and its row last.
 #[tokio::test(start_paused = true)]
 async fn a_dead_node_with_many_roles_keeps_no_other_from_going() {
     let store = Store::memory();
@@ -219,7 +219,7 @@ async fn a_dead_node_with_many_roles_keeps_no_other_from_going() {
     let dying = started_at_once(&bus, 3).await;
     let left = joined(&wide_bus(&faults.store()).await).await.notifier(unpolled()).await.unwrap();
     until("they share", async || shares(&[&left]) == [16]).await;
-    // Large transactions fail, and so does every removal from the crowded node, except for its first page.
+    // Large transactions fail, and so do all pages of the removal of the crowded node but the first.
     let mut pages = 0;
     faults.plan_commits(move |attempt| {
         let cleared =
@@ -240,7 +240,7 @@ async fn a_dead_node_with_many_roles_keeps_no_other_from_going() {
     assert!(!is_there().await);
 }
 
-/// What changes while roles are being stored is stored next.
+/// Changes made while roles are being stored are stored next.
 #[tokio::test(start_paused = true)]
 async fn a_role_that_is_dropped_while_it_is_published_goes_again() {
     let store = Store::memory();

@@ -1,4 +1,4 @@
-//! What a process reports during an outage of the store, how it shuts down then, and that its tasks survive panics.
+//! What a process reports during an outage of the store, how it shuts down during one, and that its tasks survive panics.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use tracing::{
 use super::fixture::{NODES, writes};
 use crate::common::{db, eager, joined, narrow_bus, record, row_with};
 
-/// Counts the library's warnings and errors, by their texts.
+/// Counts the warnings and errors that the library logs, by their texts.
 #[derive(Debug, Clone, Default)]
 struct Lines(Arc<Mutex<BTreeMap<String, u32>>>);
 
@@ -60,7 +60,7 @@ impl Subscriber for Lines {
 }
 
 impl Lines {
-    /// Takes the lines so far, each with how often it came.
+    /// Takes the lines so far, each with its count.
     fn take(&self) -> BTreeMap<String, u32> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
@@ -74,15 +74,14 @@ fn cut_off(faults: &Faults, error: &StoreError) {
     faults.plan_watches(move |_| Some(WatchFault::Refuse(watch.clone())));
 }
 
-/// Regression: parallel jobs and consumers logged each failure of the store on their own, and the
-/// one line per cause with growing pauses was lost among them.
+/// Regression: parallel jobs and consumers logged each failure of the store, so the one line per cause with growing pauses was lost.
 #[tokio::test(start_paused = true)]
 async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
     // The first error is retried inside the transaction; the second is returned at once.
     for error in [StoreError::PROCESS_BEHIND, StoreError::TRANSACTION_TIMED_OUT] {
         let lines = Lines::default();
         let _guard = tracing::subscriber::set_default(lines.clone());
-        // If there is only one subscriber, a log line that another test reaches first is disabled for good.
+        // With only one tracing subscriber, a log line that another test reaches first is disabled for good.
         let _second = tracing::Dispatch::new(lines.clone());
         let faults = Faults::new(&Store::memory());
         let store = faults.store();
@@ -122,7 +121,7 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
     }
 }
 
-/// Regression: everything that saves its position at shutdown waited for the whole outage.
+/// Regression: shutdowns waited without a limit for positions to be saved, so during an outage they lasted until its end.
 #[tokio::test(start_paused = true)]
 async fn what_saves_its_position_ends_without_the_store_too() {
     let faults = Faults::new(&Store::memory());
@@ -130,7 +129,7 @@ async fn what_saves_its_position_ends_without_the_store_too() {
     let bus = narrow_bus(&store).await;
     let running = bus.start(StartOptions::default()).await.unwrap();
     let consumer = running.consumer("c").unwrap().run(async |_: Work<Notification>| Ok(())).await.unwrap();
-    // No checkpoint is saved from here on, so that there is one to save at the end.
+    // No checkpoint can be saved from here on, so that there is one to save at shutdown.
     let is_save = |attempt: &Attempt| writes(attempt, b"notibus\x15\x19\x15\x01");
     faults.plan_commits(move |attempt| {
         is_save(attempt).then_some(CommitFault::Before(StoreError::PROCESS_BEHIND))
@@ -147,8 +146,8 @@ async fn what_saves_its_position_ends_without_the_store_too() {
     running.shutdown().await.unwrap();
 }
 
-/// Regression: a panic ended the poll of a notifier for good, and nothing counted it. From then on events whose ring was lost were not
-/// folded until another ring came.
+/// Regression: a panic ended the poll of a notifier for good, and nothing counted it, so from then on events whose ring was lost were not
+/// folded until the next ring.
 #[tokio::test(start_paused = true)]
 async fn a_poll_that_has_panicked_goes_on_and_is_counted() {
     let store = Store::memory();
@@ -174,7 +173,7 @@ async fn a_poll_that_has_panicked_goes_on_and_is_counted() {
     notifier.shutdown().await.unwrap();
 }
 
-/// Regression: a role whose publication had panicked counted as published, and nothing counted the panic.
+/// Regression: the heartbeat missed that a publication had panicked, so the role counted as published, and nothing counted the panic.
 #[tokio::test(start_paused = true)]
 async fn a_heartbeat_that_panics_is_counted_and_publishes_nothing() {
     let faults = Faults::new(&Store::memory());

@@ -1,4 +1,4 @@
-//! The roles of one node: how they start, are dropped, and end with it.
+//! The roles of a node: how they start, are dropped, and end with the node.
 
 use std::{future::poll_fn, time::Duration};
 
@@ -15,7 +15,7 @@ use notibus::{
 use super::fixture::{INTERVAL, LEASES, of_nodes, owned, shares, writes};
 use crate::common::{joined, narrow_bus, unpolled, wide_bus};
 
-/// More nodes than partitions: some have nothing to do, and take over when others leave.
+/// With more nodes than partitions some nodes have nothing to do, and take over when others leave.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_frees_everything_at_once() {
     let store = Store::memory();
@@ -60,7 +60,7 @@ async fn one_heartbeat_serves_all_roles_of_a_node() {
     assert_eq!(status.roles, [Role::NOTIFIER]);
     assert!(status.beat >= before.1 + 99);
 
-    // A role can be ended and started again, and the node ends what is left.
+    // A role can be shut down and started again, and the node ends the roles that are left.
     notifier.shutdown().await.unwrap();
     assert_eq!(owned(&store).await, 0);
     assert!(bus.nodes().await.unwrap()[0].roles.is_empty());
@@ -73,7 +73,7 @@ async fn one_heartbeat_serves_all_roles_of_a_node() {
     assert!(matches!(late, Error::Invalid { what: "node", .. }), "{late}");
 }
 
-/// A program may shut its node down first, and then the roles that it still has handles on: they have nothing left to release.
+/// A program may shut down its node first, and then roles that it still has handles to: these have nothing left to release.
 #[tokio::test(start_paused = true)]
 async fn a_role_ends_well_after_its_node() {
     let bus = narrow_bus(&Store::memory()).await;
@@ -84,8 +84,8 @@ async fn a_role_ends_well_after_its_node() {
     assert!(bus.nodes().await.unwrap().is_empty());
 }
 
-/// Regression: the task of a dropped role kept a handle on its node until it had ended. So the shutdown of the last role assumed that the
-/// node was still in use, and it stayed listed until its expiry.
+/// Regression: the task of a dropped role kept a handle to its node until the task had ended, so the shutdown of the last role assumed that
+/// the node was still in use, and the node remained listed until its expiry.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_role_does_not_keep_its_node_listed() {
     let bus = narrow_bus(&Store::memory()).await;
@@ -106,7 +106,7 @@ async fn a_dropped_role_does_not_keep_its_node_listed() {
     assert!(bus.nodes().await.unwrap().is_empty());
 }
 
-/// Regression: other nodes learned of a dropped role only with the next heartbeat, so its work waited for up to a heartbeat longer.
+/// Regression: a node published a dropped role only with its next heartbeat, so the role's work waited up to a heartbeat longer.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_role_is_off_the_list_at_once() {
     let bus = narrow_bus(&Store::memory()).await;
@@ -119,7 +119,7 @@ async fn a_dropped_role_is_off_the_list_at_once() {
     assert!(bus.nodes().await.unwrap()[0].roles.is_empty());
 }
 
-/// Regression: the role of a dropped notifier stayed with the node until its aborted tasks had ended, and a start before that was refused.
+/// Regression: a node kept the role of a dropped notifier until its aborted tasks had ended, so it refused to start the role again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_that_is_dropped_or_ends_can_be_started_again_at_once() {
     let bus = wide_bus(&Store::memory()).await;
@@ -134,7 +134,7 @@ async fn a_role_that_is_dropped_or_ends_can_be_started_again_at_once() {
     }
 }
 
-/// A start that fails leaves no lease and no role behind, whether its transaction was committed or not.
+/// A failed start leaves no lease and no role behind, whether or not its transaction was committed.
 #[tokio::test(start_paused = true)]
 async fn a_start_that_fails_leaves_nothing_behind() {
     for fault in [CommitFault::Before, CommitFault::After] {
@@ -152,8 +152,8 @@ async fn a_start_that_fails_leaves_nothing_behind() {
     }
 }
 
-/// Regression: each step of a shutdown waits 10 s for the store at most, but the shutdown of a node waited without a limit for a role
-/// whose start hung, because the start was not informed.
+/// Each step of a shutdown waits for the store for at most 10 s. Regression: the shutdown of a node did not notify a role whose start hung,
+/// so it waited for the start without a limit.
 #[tokio::test(start_paused = true)]
 async fn a_node_leaves_although_the_start_of_a_role_hangs() {
     let store = Store::memory();

@@ -1,4 +1,4 @@
-//! How nodes divide the partitions, alone, together, and while they come and go.
+//! How nodes divide the partitions, alone, together, and while nodes join and leave.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ async fn a_new_node_has_its_share_after_the_balance_interval() {
     let a = joined(&buses[0]).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(20)).await;
     let b = joined(&buses[1]).await.notifier(unpolled()).await.unwrap();
-    // The owner polls within the interval, the new node an eighth of it later.
+    // The owner polls within the interval, and the new node an eighth of the interval later.
     tokio::time::sleep(INTERVAL + INTERVAL / 8).await;
     assert!(is_even(&[&a, &b], 64), "{:?}", shares(&[&a, &b]));
     let c = joined(&buses[2]).await.notifier(unpolled()).await.unwrap();
@@ -58,8 +58,8 @@ async fn nodes_that_start_together_share_evenly() {
     assert!(is_even(&all, 64), "{:?}", shares(&all));
 }
 
-/// Regression: each node assumed an even share for all, so when one node took a single partition, another one took 4 of 8, and no node
-/// folded the other three.
+/// Regression: each node assumed equal shares for all nodes, so when one node could take only one partition, the other took 4 of 8, and no
+/// node folded the other three.
 #[tokio::test(start_paused = true)]
 async fn what_a_node_may_not_take_the_others_do() {
     let store = Store::memory();
@@ -82,7 +82,7 @@ async fn what_a_node_may_not_take_the_others_do() {
     assert_eq!((shares(&[&a, &b]), rest), (vec![10, 1], vec![26, 27]));
 }
 
-/// Times that mean "never" are fine everywhere.
+/// Durations that mean "never" work everywhere.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_never_beats_and_never_takes_over_works() {
     let bus = wide_bus(&Store::memory()).await;
@@ -97,8 +97,8 @@ async fn a_node_that_never_beats_and_never_takes_over_works() {
     node.shutdown().await.unwrap();
 }
 
-/// Each node publishes how long others have to wait for it. Regression: each node judged all others by its own expiry, and presumed a node
-/// with slow heartbeats dead.
+/// Each node publishes its expiry. Regression: each node judged all others by its own expiry, so it presumed nodes with slow heartbeats
+/// dead.
 #[tokio::test(start_paused = true)]
 async fn nodes_with_different_heartbeats_live_side_by_side() {
     let store = Store::memory();
@@ -117,7 +117,7 @@ async fn nodes_with_different_heartbeats_live_side_by_side() {
     drop((quick, notifier));
     tokio::time::sleep(Duration::from_secs(8)).await;
     assert_eq!(shares(&[&slow]), [64]);
-    // The slow one dies: that takes its own time.
+    // The slow one dies: the quick one notices after the slow one's expiry.
     let quick = bus.node(node(1)).await.unwrap().notifier(unpolled()).await.unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
     drop(slow);
@@ -127,7 +127,7 @@ async fn nodes_with_different_heartbeats_live_side_by_side() {
     assert_eq!(shares(&[&quick]), [64]);
 }
 
-/// Partitions that have moved are adjacent, so that the poll, which reads a key per run of them, stays cheap.
+/// Partitions that have moved remain adjacent, so the poll, which reads one key per run of partitions, remains cheap.
 #[tokio::test(start_paused = true)]
 async fn idle_nodes_cost_little_whatever_has_moved() {
     let store = Store::memory();
@@ -151,7 +151,7 @@ async fn idle_nodes_cost_little_whatever_has_moved() {
     assert!(runs <= 20 && reads <= 300 * runs as u64 + 4 * 940, "{reads} reads of {runs} runs");
 }
 
-/// From now on some acquisitions and releases have unknown results.
+/// Makes some acquisitions and releases have unknown results from now on.
 fn fail_at_random(faults: &Faults, mut dice: fastrand::Rng) {
     faults.plan_commits(move |attempt| match dice.u8(..20) {
         0 if writes(attempt, LEASES) => Some(CommitFault::Before(StoreError::COMMIT_UNKNOWN_RESULT)),
@@ -161,7 +161,7 @@ fn fail_at_random(faults: &Faults, mut dice: fastrand::Rng) {
     });
 }
 
-/// Nodes come, leave, die and are presumed dead under load, and their commits on leases may have unknown results. Every event is folded
+/// Nodes join, leave, die and are presumed dead under load, and their commits on leases may have unknown results. Every event is folded
 /// exactly once, and in the end the live nodes share all partitions.
 async fn churn(mut random: fastrand::Rng) {
     let store = Store::memory();
@@ -182,7 +182,7 @@ async fn churn(mut random: fastrand::Rng) {
             0 if !notifiers.is_empty() => drop(notifiers.swap_remove(random.usize(..notifiers.len()))),
             1 if !notifiers.is_empty() => {
                 let leaving = notifiers.swap_remove(random.usize(..notifiers.len()));
-                // Its last commit may have an unknown result, too.
+                // The node's last commit may have an unknown result, too.
                 let _ = leaving.shutdown().await;
             }
             // All nodes are presumed dead.
@@ -198,7 +198,7 @@ async fn churn(mut random: fastrand::Rng) {
         for _ in 0..random.usize(1..10) {
             let place = random.usize(..expected.len());
             let lanes = [0, 0, random.u64(1..4), random.u64(..2)];
-            // Any process records.
+            // Any process may record the events.
             let bus = if buses.is_empty() { &producing } else { &buses[random.usize(..buses.len())] };
             record(&store, bus, &db(&format!("db{place}"), 1), lanes).await;
             expected[place] += counts(lanes);

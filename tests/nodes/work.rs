@@ -25,10 +25,10 @@ const PREFIX: &[u8] = b"p";
 /// How the work behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// The work ends when it is asked to, or, on resources below this number, this long after that.
+    /// The work ends as soon as it is asked to, but on resources below this number only after this time.
     Slow(u64, Duration),
     Panics,
-    /// The work fails after this long.
+    /// The work fails after this time.
     Fails(Duration),
     /// The work ends as soon as it starts.
     Ends,
@@ -40,14 +40,14 @@ enum Manner {
 
 const GOOD: Manner = Manner::Slow(0, Duration::ZERO);
 
-/// A work that records what happens to it.
+/// Work that records what happens to it.
 struct Probe {
     /// The number of resources.
     count: AtomicU64,
     manner: Mutex<Manner>,
-    /// The events, each with its epoch.
+    /// What happened so far: each event with its epoch.
     events: Mutex<Vec<(&'static str, u64)>>,
-    /// Each acquisition.
+    /// The lease of each acquisition.
     leases: Mutex<Vec<PoolLease>>,
 }
 
@@ -61,7 +61,7 @@ impl Probe {
         })
     }
 
-    /// Each acquisition: resource and epoch.
+    /// Returns the resource and the epoch of each acquisition.
     fn acquired(&self) -> Vec<(u64, u64)> {
         self.leases.lock().iter().map(PoolLease::resource_and_epoch).collect()
     }
@@ -72,7 +72,7 @@ impl Probe {
     }
 }
 
-/// The work on one lease. Its drop before the end is recorded.
+/// The work on one lease. If it is dropped before its end, the drop is recorded.
 struct ProbeRun {
     probe: Arc<Probe>,
     epoch: u64,
@@ -154,7 +154,7 @@ async fn seconds(count: u64) {
     tokio::time::sleep(Duration::from_secs(count)).await;
 }
 
-/// The epoch and the owner of those of the first `count` leases that are stored.
+/// Returns the epoch and the owner of each of the first `count` leases that is stored.
 async fn stored(store: &Store, count: u64) -> Vec<(u64, Option<NodeId>)> {
     let (tx, mut stored) = (store.begin(), Vec::new());
     for resource in 0..count {
@@ -166,7 +166,7 @@ async fn stored(store: &Store, count: u64) -> Vec<(u64, Option<NodeId>)> {
     stored
 }
 
-/// Lets another member come and go, so that all members make a round.
+/// Lets another member join and leave, so that all members make a round.
 async fn change(store: &Store) {
     let other = join(store).await;
     start(&other, &Probe::new(0, GOOD)).await.shutdown().await.unwrap();
@@ -204,8 +204,8 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
     }
 }
 
-/// Bug: an idle worker stayed idle although the work on one of its own leases had just failed, so that work stood still for up to an hour.
-/// Fix: each end of work makes a round due.
+/// Bug: an idle worker remained idle when the work on one of its own leases failed, so this work stood still for up to an hour. Fix: each
+/// end of work makes a round due.
 #[tokio::test(start_paused = true)]
 async fn work_that_fails_while_the_worker_rests_is_taken_again() {
     let store = Store::memory();
@@ -234,7 +234,7 @@ async fn work_that_is_asked_to_end_does_in_peace_or_is_fenced_off_after_the_dead
         assert_eq!(new.take(), [("started", 2)]);
         assert_eq!(old.take(), [("started", 1), ("started", 1), ("asked", 1), (last, 1)]);
         assert_eq!(a.stats().leases_lost, u64::from(last == "aborted"));
-        // A shutdown does not wait longer for it either.
+        // A shutdown does not wait longer for this work either.
         let began = tokio::time::Instant::now();
         first.shutdown().await.unwrap();
         assert_eq!(began.elapsed(), takes.min(Duration::from_secs(10)));
@@ -244,7 +244,7 @@ async fn work_that_is_asked_to_end_does_in_peace_or_is_fenced_off_after_the_dead
     }
 }
 
-/// Regression: a single slow consumer held back all leases of its node until it had ended, too.
+/// Regression: a node released its leases only when all its work had ended, so one slow consumer held back all of them.
 #[tokio::test(start_paused = true)]
 async fn what_has_ended_is_given_back_while_other_work_still_ends() {
     let store = Store::memory();
@@ -264,8 +264,8 @@ async fn what_has_ended_is_given_back_while_other_work_still_ends() {
     assert_eq!(old.take().last(), Some(&("ended", 1)), "nothing was aborted");
 }
 
-/// Bug: a resource whose work failed at once was acquired every second, and each time all workers of all nodes read the whole pool. Fix: it
-/// stays where it is, back-off grows to a minute, and an acquisition of the node's own lease moves no version.
+/// Bug: a worker acquired a resource whose work failed at once every second, so each time all workers of all nodes read the whole pool.
+/// Fix: the resource stays where it is, back-off grows to a minute, and an acquisition of the node's own lease moves no version.
 #[tokio::test(start_paused = true)]
 async fn work_that_fails_backs_off_where_it_is_and_costs_other_nodes_nothing() {
     let store = Store::memory();
@@ -313,8 +313,8 @@ async fn a_worker_that_panics_begins_again() {
     assert_eq!(probe.take(), [("ended", 2), ("ended", 2)], "it works on both again");
 }
 
-/// Bug: a member of a consumer that had been created again with another filter owned shards on paper, and nobody worked on them. Fix: its
-/// worker ends.
+/// Bug: a member of a consumer that was created again with another filter still owned shards but did not work on them, so no member did.
+/// Fix: its worker ends.
 #[tokio::test(start_paused = true)]
 async fn a_worker_whose_pool_is_no_longer_its_own_leaves_it_to_the_others() {
     let store = Store::memory();
@@ -339,8 +339,7 @@ async fn a_worker_whose_pool_is_no_longer_its_own_leaves_it_to_the_others() {
     }
 }
 
-/// A lease that another node has taken can neither be used for a commit nor be released by its former owner, however late the owner finds
-/// out.
+/// The former owner of a lease that another node has taken can neither commit with the lease nor release it, however late it finds out.
 #[tokio::test(start_paused = true)]
 async fn only_the_newest_acquisition_holds_a_lease() {
     let store = Store::memory();
@@ -361,7 +360,7 @@ async fn only_the_newest_acquisition_holds_a_lease() {
     second.shutdown().await.unwrap();
 }
 
-/// Work on resources that are gone ends at once, and their leases are removed, even those that nobody owns.
+/// Work on resources that are gone ends at once, and their leases are removed, even those without an owner.
 #[tokio::test(start_paused = true)]
 async fn leases_of_resources_that_are_gone_are_removed() {
     let store = Store::memory();
@@ -380,7 +379,7 @@ async fn leases_of_resources_that_are_gone_are_removed() {
     assert_eq!(stored(&store, 8).await.len(), 3);
     let aborted = probes.iter().flat_map(|probe| probe.take()).filter(|(what, _)| *what == "aborted").count();
     assert!((3..=5).contains(&aborted), "{aborted}");
-    // What the last member left is removed by the next one.
+    // The next member removes the leases that the last one left behind.
     first.shutdown().await.unwrap();
     second.shutdown().await.unwrap();
     probes[0].count.store(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! `ready` is derived from facts, and says which part of a bus does not work; here on folders. `tests/foundationdb` has the same on a
+//! `ready` is derived from facts, and says which part of a bus does not work; here on folders. `tests/foundationdb` tests the same on a
 //! cluster.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -62,7 +62,7 @@ async fn ready_names_a_store_that_does_not_answer() {
 }
 
 /// The tail of a dispatcher that polls rarely does not reach the end of a quiet feed before its next poll. Regression: such a tail counted
-/// as behind after three seconds, so that a healthy node was not ready.
+/// as behind after 3 s, so a healthy node was not ready.
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_that_polls_rarely_is_ready() {
     let rarely = DispatcherOptions::default().poll_interval(Duration::from_secs(20));
@@ -102,7 +102,7 @@ async fn ready_names_a_notifier_that_hangs() {
     asked.end().await;
 }
 
-/// What is damaged is named by its key.
+/// `ready` names the key of a damaged row.
 #[tokio::test(start_paused = true)]
 async fn ready_names_the_key_of_damage() {
     let store = Store::memory();
@@ -147,7 +147,7 @@ async fn what_no_fold_can_decode_keeps_nobody_from_being_ready() {
     asked.end().await;
 }
 
-/// The gauges of `/_notibus/metrics` whose names begin with one of `names` and that are not zero.
+/// Returns the gauges of `/_notibus/metrics` that are not zero and whose names begin with one of `names`.
 async fn gauges(api: &Api, names: &[&str]) -> BTreeMap<String, f64> {
     let answer = parts::get(api, "/_notibus/metrics").await.1;
     let of = |line: &str| {
@@ -159,7 +159,7 @@ async fn gauges(api: &Api, names: &[&str]) -> BTreeMap<String, f64> {
 }
 
 /// Without a notifier the backlog ages for as long as it is observed; a node whose heartbeat stops counts as silent after its expiry.
-/// Regression: only the first 100 partitions with a backlog aged, so the alert slept while a later one was stuck.
+/// Regression: only the first 100 partitions with a backlog aged, so the alert did not fire while a later one was stuck.
 #[tokio::test(start_paused = true)]
 async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
     let store = Store::memory();
@@ -204,8 +204,8 @@ async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
     assert!(nodes[0].is_silent && nodes[0].silent_ms >= 120_000, "the list reads the same: {nodes:?}");
 }
 
-/// Bug: the lag of the tail was counted from the first check that found it behind, so that check returned "ok". Fix: the tail notes when it
-/// has read.
+/// Bug: the lag of the tail was counted from the first check that found it behind, so that check returned "ok". Fix: the tail notes the
+/// time of each read.
 #[tokio::test(start_paused = true)]
 async fn a_tail_that_has_long_been_dead_is_named_by_the_first_question() {
     let store = Store::memory();
@@ -251,7 +251,7 @@ async fn two_handovers_are_not_one_long_one() {
     notifier.shutdown().await.unwrap();
 }
 
-/// Bug: only the first 100 rows were read, and since none of them could be decoded, nothing seemed to wait.
+/// Bug: only the first 100 rows were read, so if none of them could be decoded, no event seemed to wait.
 #[tokio::test(start_paused = true)]
 async fn an_event_behind_undecodable_rows_is_seen_to_wait() {
     let store = Store::memory();
@@ -279,7 +279,7 @@ async fn an_event_behind_undecodable_rows_is_seen_to_wait() {
     assert_eq!(answer["part"], "notifier", "the event has waited for a minute: {answer}");
 }
 
-/// Bug: what was seen of the tails was kept per bus, not per dispatcher, so a live tail reset the lag of a dead one.
+/// Bug: the observed state of tails was kept per bus, not per dispatcher, so a live tail reset the lag of a dead one.
 #[tokio::test(start_paused = true)]
 async fn a_dead_tail_is_not_excused_by_that_of_another_dispatcher() {
     let store = Store::memory();

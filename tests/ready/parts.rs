@@ -1,6 +1,6 @@
 //! What `ready` says while one part of a bus is dead: the notifier, the tail of the dispatcher, or the store.
 //!
-//! The same steps for every store; `main` has them for folders, `tests/foundationdb` for a cluster.
+//! The same steps for every store: `main` runs them on folders, and `tests/foundationdb` on a cluster.
 
 use std::time::{Duration, Instant};
 
@@ -20,13 +20,13 @@ use tower::ServiceExt;
 /// How long it may take until `ready` names the store or the dispatcher.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 
-/// How much later than its expiry a notifier may be named: `ready` is asked this often, and a machine is busy.
+/// How much later than its expiry a notifier may be named: `ready` is asked only at intervals, and the machine may be busy.
 const LATE: Duration = Duration::from_secs(1);
 
-/// How often `ready` is asked.
+/// The interval at which `ready` is asked.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The status and the body of an answer.
+/// Requests `path`. Returns the status and the body of the answer.
 pub(crate) async fn get(api: &Api, path: &str) -> (u16, String) {
     let answer = api.routes().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap();
     let status = answer.status().as_u16();
@@ -49,12 +49,12 @@ impl Claim {
         Self { running, api }
     }
 
-    /// The answer of `ready`.
+    /// Returns the answer of `ready`.
     pub(crate) async fn ready(&self) -> Value {
         ready(&self.api).await
     }
 
-    /// Waits until it is ready.
+    /// Waits until the node is ready.
     pub(crate) async fn until_ready(&self) {
         let began = Instant::now();
         loop {
@@ -117,7 +117,7 @@ pub(crate) async fn a_dead_notifier_is_named(store: &Store, prefix: &[u8]) {
     asked.end().await;
 }
 
-/// Fails exactly the reads with which the process and its tail find out whether there are rows.
+/// Fails exactly the reads with which the process and its tail look for new rows.
 pub(crate) fn fail_tail(faults: &Faults, prefix: &[u8]) {
     let (pulses, rows) = ([prefix, b"\x15\x0f"].concat(), [prefix, b"\x15\x04"].concat());
     faults.plan_reads(move |read| {
@@ -148,7 +148,7 @@ pub(crate) async fn a_dead_tail_is_named(store: &Store, prefix: &[u8]) {
     asked.end().await;
 }
 
-/// What the health check of `api` answers.
+/// Returns the answer of the health check of `api`.
 pub(crate) async fn ready(api: &Api) -> Value {
     let (status, body) = get(api, "/_notibus/health/ready").await;
     let body: Value = serde_json::from_str(&body).unwrap();

@@ -30,10 +30,10 @@ use crate::{
 /// How long a read of the store takes.
 const READ: Duration = Duration::from_millis(2);
 
-/// The family of consumers, behind the prefix.
+/// The default prefix, followed by the family of consumers.
 const CONSUMERS: &[u8] = b"notibus\x15\x19";
 
-/// The reads of a status and of a scrape, all of them and those in sequence, with consumers that all have a lease in each shard.
+/// Returns the reads of a status and of a scrape, in total and in sequence, with consumers that all have a lease in each shard.
 async fn cost(consumers: usize, shards: u32) -> [(u64, u128); 2] {
     let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().partitions(1).shards(shards)).await.unwrap();
@@ -151,7 +151,7 @@ async fn what_the_store_does_not_answer_is_missing_and_named_and_the_rest_is_the
     running.shutdown().await.unwrap();
 }
 
-/// Probes that come at once share what one of them reads: `ready` is open to everyone.
+/// Simultaneous probes share the reads of one of them: `ready` is open to everyone.
 #[tokio::test(start_paused = true)]
 async fn probes_at_once_share_their_reads() {
     let faults = Faults::new(&Store::memory());
@@ -168,7 +168,7 @@ async fn probes_at_once_share_their_reads() {
     assert!(many <= 2 * one, "{many} reads for 100 probes, {one} for one");
 }
 
-/// Regression: a shard that is held up showed only as lag: nothing said for which row it was waiting, and why.
+/// Regression: a shard that was held up showed only as lag, so nobody could see which row held it up, and why.
 #[tokio::test(start_paused = true)]
 async fn a_shard_that_holds_names_its_row_and_the_failure_until_it_gets_on() {
     for is_ordered in [false, true] {
@@ -224,7 +224,7 @@ async fn a_shard_that_holds_names_its_row_and_the_failure_until_it_gets_on() {
         let listed = elsewhere.consumers().await.unwrap();
         assert_eq!(listed[0].shards[0].failing, None, "another process knows the lag only");
 
-        // Nothing clears it: the checkpoint has passed the row.
+        // Nobody has to clear the failure: it is gone once the checkpoint has passed the row.
         mended.store(true, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_mins(20)).await;
         assert_eq!(handle.status().await.unwrap().shards[0].failing, None);
@@ -234,7 +234,7 @@ async fn a_shard_that_holds_names_its_row_and_the_failure_until_it_gets_on() {
     }
 }
 
-/// The age of the oldest row is exact, however many rows have come after it; the rows are counted only as far as they are read.
+/// The age of the oldest row is exact, however many rows follow it; the rows are counted only as far as they are read.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_is_far_behind_has_the_age_of_its_oldest_row() {
     let store = Store::memory();

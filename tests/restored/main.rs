@@ -1,4 +1,4 @@
-//! Stores in which an older state was restored, and moves that did not copy all that a reader has seen; here in memory and in a folder.
+//! Stores in which an older state was restored, and moves that did not copy everything that a reader saw; here in memory and in a folder.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

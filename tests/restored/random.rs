@@ -15,7 +15,7 @@ use super::{
     steps::{db, later_store, open, restore, until},
 };
 
-/// How many histories are tried.
+/// The number of histories that are tried.
 const LIVES: u64 = 60;
 
 const DATABASES: u32 = 6;
@@ -34,7 +34,7 @@ async fn rows(bus: &Bus, since: impl Into<Cursor>) -> notibus::Result<Totals> {
     Ok(page.rows.iter().map(|row| (row.name.to_string(), row.totals)).collect())
 }
 
-/// The newest totals of each database, which can be read even while readers are refused.
+/// Returns the newest totals of each database, which can be read even while readers are refused.
 async fn newest(bus: &Bus) -> Totals {
     let mut totals = Totals::new();
     for name in (0..DATABASES).map(|number| format!("db{number}")) {
@@ -74,7 +74,7 @@ async fn fold(bus: &Bus, recorded: &Totals) {
     notifier.shutdown().await.unwrap();
 }
 
-/// The last sequence that is known to exist in incarnation 0.
+/// Returns the last sequence that is known to exist in incarnation 0.
 async fn end(store: &Store) -> Sequence {
     let key = [PREFIX, &[0x15, 26, 0x14]].concat();
     let stored = store.begin().get(&key, Isolation::Snapshot).await.unwrap();

@@ -1,4 +1,4 @@
-//! What roles do on a store that is older than its rows, and what is left of that once the incarnation is raised.
+//! What roles do on a store that is older than its rows, and the effects that remain once the incarnation is raised.
 
 use std::{
     collections::BTreeSet,
@@ -67,7 +67,7 @@ async fn a_consumer_does_not_leave_shards_whose_rows_it_cannot_see() {
     let bus = open(&store, PREFIX).await;
     let running = start(&bus).await;
     let member = running.consumer("waits").unwrap().run(handler.clone()).await.unwrap();
-    // Long enough for its low watermark to be written.
+    // Long enough for the consumer's low watermark to be written.
     tokio::time::sleep(Duration::from_mins(1)).await;
     drop(member);
     drop(running.shutdown().await);
@@ -80,8 +80,8 @@ async fn a_consumer_does_not_leave_shards_whose_rows_it_cannot_see() {
     running.shutdown().await.unwrap();
 }
 
-/// Bug: the janitor's time marks point at positions that the restore has lost. A janitor continued from such a mark, got `Expired`, and
-/// continued at the end of the feed: tombstones before that stayed until another janitor started.
+/// Bug: the janitor's time marks pointed at positions that the restore had lost. A janitor continued from such a mark, got `Expired`, and
+/// then continued at the end of the feed, so tombstones before that stayed until another janitor started.
 #[tokio::test(start_paused = true)]
 async fn tombstones_of_after_a_raise_are_dropped() {
     let store = restored(async |bus| {

@@ -1,5 +1,5 @@
-//! A store in which an older state of a bus was restored. The same steps for every store: `main` has them for memory and a folder,
-//! `tests/foundationdb` for a cluster.
+//! A store in which an older state of a bus was restored. The same steps for every store: `main` runs them in memory and on a folder, and
+//! `tests/foundationdb` on a cluster.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl Environment for Ahead {
     }
 }
 
-/// A store whose versions are days later than those of others.
+/// Makes a store whose versions are days later than those of others.
 pub(crate) fn later_store(days: u64) -> Store {
     Store::memory_in(Env::new(Ahead(Env::system(), days)))
 }
@@ -147,7 +147,7 @@ pub(crate) struct Before {
     pub edited: Sequence,
 }
 
-/// Makes a bus with databases `a` and `b`, restores a copy of it into `to`, and lets the original continue for a little.
+/// Makes a bus with databases `a` and `b`, restores a copy of it into `to`, and lets the original continue for a while.
 pub(crate) async fn live_and_restore(to: &Store, prefix: &[u8]) -> Before {
     let old = later_store(1);
     let bus = open(&old, prefix).await;
@@ -181,7 +181,7 @@ pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Stor
     let Before { kept, lost, edited } = live_and_restore(store, prefix).await;
     let bus = open(store, prefix).await;
     let asked = Claim::start(&bus).await;
-    // One that has a row, and one that is new: its row would be written where no reader looks for it.
+    // `a` has a row. `c` is new, and its row would be written where no reader looks for it.
     record(&bus, "a", [0, 0, 5, 0]).await;
     record(&bus, "c", [1, 0, 0, 0]).await;
     for _ in 0..20 {
@@ -231,7 +231,7 @@ pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Stor
 }
 
 /// Bug: only folds checked the history. An edit of a document was placed before older edits, where no reader that has passed these looks,
-/// and a reshard before the rows of the feed, which nobody could read any more; a reader from nothing got no rows, as if there were none.
+/// and a reshard before the rows of the feed, which could then no longer be read; a reader from nothing got no rows, as if there were none.
 /// Fix: all of these check the history.
 async fn nothing_is_written_before_the_rows(bus: &Bus, edited: Sequence) {
     assert_older(&edit(bus, "x", Some(edited)).await);
@@ -242,8 +242,8 @@ async fn nothing_is_written_before_the_rows(bus: &Bus, edited: Sequence) {
     assert_older(&bus.consumer("mailer").unwrap().create(&settings).await);
 }
 
-/// Bug: a reader of the documents of a database, row by row, got `Expired` at each document that was edited after the last fold before the
-/// copy, because edits do not move the end of the incarnation. Fix: a row at or after the position of a reader proves that the copy
+/// Bug: a reader that read the documents of a database row by row got `Expired` at each document that was edited after the last fold before
+/// the copy, because edits do not move the end of the incarnation. Fix: a row at or after the position of a reader proves that the copy
 /// includes the position.
 async fn documents_that_were_not_folded_are_read(bus: &Bus, edited: Sequence) {
     edit(bus, "x", Some(edited)).await.unwrap();

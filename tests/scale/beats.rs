@@ -1,7 +1,7 @@
-//! How late heartbeats come where producers and others take all the processor time: the defaults of [`NodeOptions`] were chosen by these
+//! How late heartbeats are while producers and others take all the processor time: the defaults of [`NodeOptions`] were chosen from these
 //! figures.
 //!
-//! Five seconds by default. `NOTIBUS_LOAD=full cargo test --release --test scale beats -- --nocapture` takes four runs of a minute each.
+//! Five seconds by default. `NOTIBUS_LOAD=full cargo test --release --test scale beats -- --nocapture` makes four runs of a minute each.
 
 use std::{
     collections::HashMap,
@@ -29,14 +29,14 @@ const NODES: &[u8] = b"notibus\x15\x0e\x02main\x00\x15\x04";
 
 const NODES_COUNT: usize = 8;
 
-/// The last beat of each node, and the longest gap between two beats of one node.
+/// The time of each node's last heartbeat, and the longest gap between two heartbeats of one node.
 #[derive(Default)]
 struct Gaps {
     last: HashMap<Bytes, Instant>,
     longest: Duration,
 }
 
-/// The longest gap between two heartbeats of a node within `time`, while `hogs` threads spin and producers record without pauses.
+/// Returns the longest gap between two heartbeats of a node within `time`, while `hogs` threads spin and producers record without pauses.
 async fn longest_gap(store: Store, time: Duration, hogs: usize) -> Duration {
     let (faults, gaps) = (Faults::new(&store), Arc::new(Mutex::new(Gaps::default())));
     let seen = Arc::clone(&gaps);

@@ -1,7 +1,6 @@
-//! What the consumers of a node cost: to start, to wait, for an event, and to stop; and what a trickle of events costs them.
+//! What the consumers of a node cost: at their start, at rest, for an event, and when they stop; and what a trickle of events costs them.
 //!
-//! Hundreds of consumers by default. `NOTIBUS_LOAD=full cargo test --release --test scale consumers -- --nocapture` takes 10,000 and
-//! 1,000.
+//! Hundreds of consumers by default. `NOTIBUS_LOAD=full cargo test --release --test scale consumers -- --nocapture` uses 10,000 and 1,000.
 
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use crate::{
     is_full,
 };
 
-/// Members of `consumers` consumers on `node`, whose handlers do nothing; they start together.
+/// Starts members of `consumers` consumers on `node` together. Their handlers do nothing.
 pub(crate) async fn members(node: &Node, consumers: usize) -> Vec<Consumer> {
     let start = (0..consumers).map(|number| {
         let member = node.consumer(&format!("consumer{number:05}")).unwrap();
@@ -35,7 +34,7 @@ pub(crate) async fn update(fixture: &ScaleFixture, count: u64, consumers: usize)
     until("all have it", async || bus.stats().consumer_rows == rows).await;
 }
 
-/// The cells of a table for these operations.
+/// Formats these operations as cells of a table.
 fn cells(spent: &OperationCounts) -> String {
     let kilobytes = |bytes: u64| bytes.div_ceil(1_000);
     format!(
@@ -47,7 +46,7 @@ fn cells(spent: &OperationCounts) -> String {
     )
 }
 
-/// The life of the consumers of one node: the minute in which they start, an idle hour, the minute of an event, and the shutdown.
+/// Returns the operations of one node's consumers: in their first minute, in an idle hour, in the minute of an event, and at shutdown.
 async fn life(consumers: usize) -> [OperationCounts; 4] {
     let fixture = ScaleFixture::new(1, 4).await;
     let notifier = joined(&fixture.others).await.notifier(crate::common::unpolled()).await.unwrap();
@@ -77,7 +76,7 @@ async fn life(consumers: usize) -> [OperationCounts; 4] {
     [start, rest, event, stop]
 }
 
-/// Regression: the cost of starting and stopping many consumers was quadratic: 200 took 121,400 mutations.
+/// Regression: the cost of starting and stopping many consumers was quadratic, so 200 took 121,400 mutations.
 #[tokio::test(start_paused = true)]
 async fn consumers_of_a_node_cost_in_proportion_to_their_number() {
     println!("| consumers of 4 shards | start | an hour of rest | an event | stop |");
@@ -87,8 +86,8 @@ async fn consumers_of_a_node_cost_in_proportion_to_their_number() {
         let spent = life(consumers).await;
         println!("| {consumers} | {} |", spent.each_ref().map(cells).join(" | "));
         let consumers = consumers as u64;
-        // Besides what an idle node costs in a minute, and its reading of the feed: lease and checkpoint, then row, checkpoints and low
-        // watermark.
+        // Besides an idle minute of the node and its reads of the feed, each consumer reads its lease and checkpoint, then row, checkpoints
+        // and low watermark.
         assert!(spent[2].reads <= 200 + 5 * consumers, "an event: {:?}", spent[2]);
         assert!(spent[2].write_commits <= 40 + 2 * consumers, "an event: {:?}", spent[2]);
         // Two reads for the leases, and three for the low watermark.
@@ -106,7 +105,7 @@ async fn consumers_of_a_node_cost_in_proportion_to_their_number() {
     }
 }
 
-/// The operations of `consumers` consumers with `shards` shards each, over ten minutes with 30 events.
+/// Returns the operations of `consumers` consumers with `shards` shards each, over ten minutes with 30 events.
 async fn trickle(consumers: usize, shards: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(1, shards).await;
     let notifier = joined(&fixture.others).await.notifier(crate::common::unpolled()).await.unwrap();
@@ -125,8 +124,8 @@ async fn trickle(consumers: usize, shards: u32) -> OperationCounts {
     spent
 }
 
-/// Regression: a trickle of events, or the bus's own test of itself, made every shard of every consumer write every half minute: 21,253
-/// commits in ten minutes at 16 consumers of 64 shards.
+/// Regression: a trickle of events, or the bus's own test of itself, made every shard of every consumer write every half minute, so 16
+/// consumers of 64 shards made 21,253 commits in ten minutes.
 #[tokio::test(start_paused = true)]
 async fn consumers_of_many_shards_pay_for_the_events_and_not_for_the_shards() {
     println!("| consumers | shards | 30 events in ten minutes |");
@@ -139,7 +138,7 @@ async fn consumers_of_many_shards_pay_for_the_events_and_not_for_the_shards() {
         let most = consumers as u64 * (30 + 30) + 400;
         assert!(wide.write_commits <= most, "{consumers}: {narrow:?}, with 64 shards {wide:?}");
         assert!(wide.write_commits * 10 <= narrow.write_commits * 11, "{narrow:?}, with 64 shards {wide:?}");
-        // An event is looked for in the shards of its lane of the pulse, four of 64 and one of 4: once for all consumers of the node.
+        // The node looks for an event in the shards of its lane of the pulse (four of 64, or one of 4), once for all of its consumers.
         let most = narrow.reads * 21 / 20 + 30 * 30;
         assert!(wide.reads <= most, "{consumers}: {narrow:?}, with 64 shards {wide:?}");
     }

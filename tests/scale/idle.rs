@@ -1,6 +1,6 @@
 //! What idle nodes with all roles cost the store, per node and second: the same for one and for eight, without and with consumers.
 //!
-//! Hundreds of consumers by default. `NOTIBUS_LOAD=full cargo test --release --test scale idle -- --nocapture` takes 10,000.
+//! Hundreds of consumers by default. `NOTIBUS_LOAD=full cargo test --release --test scale idle -- --nocapture` uses 10,000.
 
 use std::{
     sync::{
@@ -25,13 +25,13 @@ use crate::is_full;
 const REST: Duration = Duration::from_mins(5);
 const COUNTED: Duration = Duration::from_mins(20);
 
-/// The operations of `nodes` nodes, which divide 64 partitions and run `consumers` consumers of 4 shards between them, at rest. Their reads
-/// are gets and range requests; asking for a read version does not count.
+/// Returns the operations of `nodes` nodes at rest, which divide 64 partitions and run `consumers` consumers of 4 shards between them.
+/// Reads are gets and range requests; requests for a read version do not count.
 async fn idle(nodes: usize, consumers: usize) -> OperationCounts {
     let faults = Faults::new(&Store::memory());
     let mut running = Vec::new();
     for _ in 0..nodes {
-        // One after the other, so that most of them hold partitions that are not adjacent.
+        // The nodes start one at a time, so that most of them hold partitions that are not adjacent.
         let bus = Bus::open(&faults.store(), BusOptions::default()).await.unwrap();
         running.push(bus.start(StartOptions::default()).await.unwrap());
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -56,8 +56,8 @@ async fn idle(nodes: usize, consumers: usize) -> OperationCounts {
     spent
 }
 
-/// Bug: an idle node made five reads a second, each of two keys, two ranges and its own row; and one more for each run of adjacent
-/// partitions that it held, so that eight nodes made more than one did.
+/// Bug: an idle node made five reads a second, for two keys, two ranges and its own row, and one more for each run of adjacent partitions
+/// that it held, so each of eight nodes made more than a single one did.
 #[tokio::test(start_paused = true)]
 async fn an_idle_node_makes_three_reads_a_second_at_most() {
     println!("| nodes | consumers | reads | bytes read | commits |");

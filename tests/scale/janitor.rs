@@ -1,6 +1,6 @@
 //! What a pass of the janitor reads: something for each consumer, nothing for each of its shards, and little for each feed of documents.
 //!
-//! Thousands of feeds by default. `NOTIBUS_LOAD=full cargo test --release --test scale janitor -- --nocapture` takes 100,000.
+//! Thousands of feeds by default. `NOTIBUS_LOAD=full cargo test --release --test scale janitor -- --nocapture` uses 100,000.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::{
     common::{db, joined, record, row_with, unpolled},
 };
 
-/// What ten passes read if there is a tombstone that `consumers` consumers have not read yet, in `shards` shards.
+/// Returns the operations of ten passes if there is a tombstone that `consumers` consumers have not read yet, in `shards` shards.
 async fn passes(consumers: usize, shards: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(1, shards).await;
     for number in 0..consumers {
@@ -55,7 +55,7 @@ async fn the_janitor_reads_nothing_that_grows_with_consumers_times_shards() {
     assert!(many_wide.reads - few_wide.reads <= (many.reads - few.reads) + 10);
 }
 
-/// The feeds of documents of a bus.
+/// The kind of document feeds that a bus has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Feeds {
     /// As they were created.
@@ -65,7 +65,7 @@ enum Feeds {
     Consumed,
 }
 
-/// The operations of ten passes over `count` such feeds, and how long a pass works.
+/// Returns the operations of ten passes over `count` such feeds, and how long a pass works.
 async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
     let fixture = ScaleFixture::new(1, 1).await;
     let changes = fixture.others.changes();
@@ -114,8 +114,8 @@ async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
 }
 
 /// Regression: each closed topology entry took a transaction of its own, one after another, so 100,000 feeds that had been resharded made a
-/// pass wait for 100,000 answers. So did 100,000 feeds with a consumer; of each of these, the pass read 100 rows where one was needed: 934
-/// MB.
+/// pass wait for 100,000 answers. So did 100,000 feeds with a consumer; for each of these, the pass read 100 rows where one was needed, 934
+/// MB in total.
 #[tokio::test(start_paused = true)]
 async fn a_pass_over_many_feeds_of_documents_takes_few_transactions() {
     let count = if crate::is_full() { 100_000 } else { 2_000 };

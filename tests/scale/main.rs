@@ -50,18 +50,18 @@ impl ScaleFixture {
     }
 }
 
-/// Whether the sizes of `docs/scale.md` are asked for.
+/// Whether the environment asks for the sizes of `docs/scale.md`.
 fn is_full() -> bool {
     std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full")
 }
 
-/// `more` is `times` as much as `less`, within `percent` percent of that.
+/// Whether `more` is `times` as much as `less`, give or take `percent` percent.
 fn is_times(more: u64, less: u64, times: u64, percent: u64) -> bool {
     let expected = less * times;
     more * 100 <= expected * (100 + percent) && more * 100 >= expected * (100 - percent)
 }
 
-/// The operations of an idle node in ten minutes among `nodes` others.
+/// Returns the operations of an idle node in ten minutes among `nodes` others.
 async fn idle_among(nodes: usize) -> OperationCounts {
     let fixture = ScaleFixture::new(1, 1).await;
     let mut others = Vec::new();
@@ -87,7 +87,7 @@ async fn an_idle_node_asks_as_much_among_many_as_among_some() {
     assert!(is_times(many.read_bytes, some.read_bytes, 1, 10));
 }
 
-/// The operations needed to fold 50 successive updates of one database among `databases` databases.
+/// Returns the operations of folding 50 successive updates of one database among `databases` databases.
 async fn folds_among(databases: usize) -> OperationCounts {
     let fixture = ScaleFixture::new(1, 1).await;
     let notifier = joined(&fixture.counted).await.notifier(unpolled()).await.unwrap();
@@ -117,7 +117,7 @@ async fn a_fold_costs_the_same_among_many_databases_as_among_some() {
     assert!(is_times(many.written_bytes, some.written_bytes, 1, 10));
 }
 
-/// The reads of a dispatcher for `events` events that its only subscriber does not want.
+/// Returns the reads of a dispatcher for `events` events that its only subscriber does not want.
 async fn tail_of(events: u64) -> OperationCounts {
     let fixture = ScaleFixture::new(1, 1).await;
     let notifier = joined(&fixture.others).await.notifier(unpolled()).await.unwrap();
@@ -139,7 +139,7 @@ async fn tail_of(events: u64) -> OperationCounts {
     spent
 }
 
-/// The line of the table that does not scale: each dispatcher reads each row, whatever its subscribers want.
+/// This line of the table does not scale: each dispatcher reads each row, whatever its subscribers want.
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_reads_the_whole_feed() {
     let (less, more) = (tail_of(100).await, tail_of(400).await);
@@ -147,7 +147,7 @@ async fn a_dispatcher_reads_the_whole_feed() {
     assert!(is_times(more.read_bytes, less.read_bytes, 4, 25));
 }
 
-/// The operations of the second notifier of a bus until both have their shares.
+/// Returns the operations of the second notifier of a bus until both have their shares.
 async fn join_of(partitions: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(partitions, 1).await;
     let options = || NotifierOptions::default().poll_interval(Duration::from_hours(10));
@@ -170,12 +170,12 @@ async fn join_of(partitions: u32) -> OperationCounts {
 async fn joining_a_pool_costs_in_proportion_to_its_resources() {
     let (less, more) = (join_of(128).await, join_of(1_024).await);
     println!("128 partitions: {less:?}\n1,024 partitions: {more:?}");
-    // Eight times as many at most, not the square; fewer, because a part is fixed.
+    // At most about eight times as many, not the square; fewer, because a part of the cost is fixed.
     assert!(more.read_bytes <= less.read_bytes * 8 * 3 / 2, "{} after {}", more.read_bytes, less.read_bytes);
     assert!(more.written_bytes <= less.written_bytes * 8 * 3 / 2);
 }
 
-/// The operations of a consumer from a reshard on, until it works on all successors of `shards` shards.
+/// Returns the operations of a consumer from a reshard on, until it works on all successors of `shards` shards.
 async fn drain_of(shards: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(1, shards).await;
     let nothing = |_: Batch<Notification>| std::future::ready(Ok(()));
@@ -195,7 +195,7 @@ async fn drain_of(shards: u32) -> OperationCounts {
     spent
 }
 
-/// Regression: each shard of a consumer that had come to its end read the checkpoints of all others: 0.6 MB at 128 shards, 8.9 MB at 512.
+/// Regression: each shard of a consumer that had reached its end read the checkpoints of all others: 0.6 MB at 128 shards, 8.9 MB at 512.
 #[tokio::test(start_paused = true)]
 async fn a_drain_of_a_consumer_costs_in_proportion_to_its_shards() {
     let (less, more) = (drain_of(128).await, drain_of(512).await);

@@ -1,6 +1,6 @@
 //! Many nodes in one world: what each of them reads, and how soon the work of those that die has owners again.
 //!
-//! 160 nodes by default. `NOTIBUS_LOAD=full cargo test --release --test scale many_nodes -- --nocapture` takes 1,000.
+//! 160 nodes by default. `NOTIBUS_LOAD=full cargo test --release --test scale many_nodes -- --nocapture` uses 1,000.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::common::{joined, unpolled};
 /// How long each commit takes.
 const COMMIT: Duration = Duration::from_millis(5);
 
-/// Nodes with a notifier each, in processes of their own as far as the bus can see.
+/// Nodes with a notifier each, which are processes of their own as far as the bus can see.
 struct Fleet {
     faults: Faults,
     partitions: u32,
@@ -56,7 +56,7 @@ impl Fleet {
         self.notifiers.extend(futures_util::future::join_all(start).await);
     }
 
-    /// The number of partitions that have an owner which works on them; fails if one has two.
+    /// Returns the number of partitions that an owner works on; fails if one has two owners.
     fn owned(&self) -> usize {
         let mut owned: Vec<_> = self.notifiers.iter().flat_map(Notifier::partitions).collect();
         let all = owned.len();
@@ -73,7 +73,7 @@ impl Fleet {
         self.owned() == self.partitions as usize && most - least <= 1
     }
 
-    /// How long it takes until `is_so`, and the operations of all nodes until then.
+    /// Waits until `is_so`. Returns how long that took, and the operations of all nodes until then.
     async fn until(&self, is_so: impl Fn(&Self) -> bool) -> (Duration, OperationCounts) {
         let (began, before) = (Instant::now(), self.faults.counts());
         while !is_so(self) {
@@ -83,7 +83,7 @@ impl Fleet {
         (began.elapsed(), self.faults.counts() - before)
     }
 
-    /// The operations of all nodes within `time`.
+    /// Returns the operations of all nodes within `time`.
     async fn within(&self, time: Duration) -> OperationCounts {
         let before = self.faults.counts();
         tokio::time::sleep(time).await;
@@ -103,7 +103,7 @@ struct Cost {
     reads: u64,
     read_bytes: u64,
     writes: u64,
-    /// How many nodes share it.
+    /// How many nodes share the cost.
     nodes: u64,
 }
 
@@ -131,11 +131,11 @@ impl Cost {
     }
 }
 
-/// The life of `count` nodes: they start, rest, are joined by one, lose one, and three of ten are killed at once.
+/// The life of a number of nodes: they start, rest, are joined by one, lose one, and three of ten are killed at once.
 struct Life {
     nodes: u64,
     partitions: u64,
-    /// A minute of all nodes at rest.
+    /// The operations of all nodes in a minute at rest.
     rest: OperationCounts,
     join: Cost,
     death: Cost,
@@ -184,7 +184,7 @@ impl Life {
         Self { nodes, partitions: u64::from(partitions), rest: at_rest, join, death, deaths, killed, owned }
     }
 
-    /// A line of the table in `docs/scale.md`.
+    /// Prints a line of the table in `docs/scale.md`.
     fn print(&self) {
         let rest = Cost {
             reads: self.rest.reads,
@@ -224,7 +224,7 @@ async fn many_nodes_live_as_few_do() {
     }
 }
 
-/// What `more` nodes cost in proportion to what `less` of them do.
+/// Checks that costs grow at most linearly from `less` to `more` nodes.
 fn grows_linearly(less: &Life, more: &Life) {
     for (what, few, many) in [
         ("reads", less.rest.reads, more.rest.reads),
@@ -258,7 +258,7 @@ fn grows_linearly(less: &Life, more: &Life) {
     }
 }
 
-/// The bytes that each survivor reads, in addition to what it reads when idle, when a third of `count` nodes that divide no work die at
+/// Returns the bytes that each survivor reads, beyond what it reads when idle, when a third of `count` nodes that divide no work die at
 /// once.
 async fn watch_of_deaths(count: usize) -> u64 {
     let faults = Faults::new(&Store::memory());
@@ -282,7 +282,7 @@ async fn watch_of_deaths(count: usize) -> u64 {
     spent.saturating_sub(rest)
 }
 
-/// Bug: after a removal a node read all others at each poll, so that all survivors together read the square of their number when many died.
+/// Bug: after a removal a node read all others at each poll, so when many died, all survivors together read the square of their number.
 /// Fix: it watches as many more nodes as it has removed.
 #[tokio::test(start_paused = true)]
 async fn a_survivor_of_many_deaths_reads_as_much_among_many_as_among_some() {

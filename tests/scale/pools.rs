@@ -1,6 +1,6 @@
 //! What pools cost: what a change in one pool costs the members of others, and what many resources cost the nodes that divide them.
 //!
-//! Small by default. `NOTIBUS_LOAD=full cargo test --release --test scale pools -- --nocapture` takes the sizes of `docs/scale.md`.
+//! Small by default. `NOTIBUS_LOAD=full cargo test --release --test scale pools -- --nocapture` uses the sizes of `docs/scale.md`.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::{
     is_full,
 };
 
-/// A member of the consumer `name` on `node`, which does nothing.
+/// Starts a member of the consumer `name` on `node`, whose handler does nothing.
 async fn member(node: &Node, name: &str) -> Consumer {
     let nothing = |_: Batch<Notification>| std::future::ready(Ok(()));
     node.consumer(name).unwrap().run_batches(nothing).await.unwrap()
@@ -28,12 +28,12 @@ async fn consumer(bus: &Bus, name: &str) -> ConsumerHandle {
     consumer
 }
 
-/// Names of the consumers that the nodes of a [`BusyBus`] run.
+/// Returns the names of the consumers that the nodes of a [`BusyBus`] run.
 fn names(consumers: usize) -> impl Iterator<Item = String> {
     (0..consumers).map(|number| format!("consumer{number:04}"))
 }
 
-/// `nodes` nodes that count what they read, with a member of each of `consumers` consumers on each of them; and another consumer.
+/// Nodes that count what they read, with a member of each consumer on each of them; and another consumer.
 struct BusyBus {
     fixture: ScaleFixture,
     other: ConsumerHandle,
@@ -59,7 +59,7 @@ impl BusyBus {
         Self { fixture, other, _nodes: all, _members: members }
     }
 
-    /// The reads, and their bytes, that the nodes make during `change`, which takes a minute, beyond those of a minute at rest.
+    /// Returns the reads, and their bytes, that the nodes make during `change`, which takes a minute, beyond those of a minute at rest.
     async fn reads_beside(&self, change: impl Future<Output = ()>) -> (u64, u64) {
         tokio::time::sleep(Duration::from_mins(5)).await;
         let rest = self.fixture.during(tokio::time::sleep(Duration::from_mins(1))).await;
@@ -69,7 +69,7 @@ impl BusyBus {
     }
 }
 
-/// [`BusyBus::reads_beside`] a change of the leases of another consumer.
+/// Returns the [`BusyBus::reads_beside`] a change to the leases of another consumer.
 async fn change_beside(nodes: usize, consumers: usize) -> (u64, u64) {
     let bus = BusyBus::new(nodes, consumers).await;
     let _other = member(&joined(&bus.fixture.others).await, "other").await;
@@ -80,7 +80,7 @@ async fn change_beside(nodes: usize, consumers: usize) -> (u64, u64) {
     Box::pin(bus.reads_beside(change)).await
 }
 
-/// [`BusyBus::reads_beside`] a member of another consumer that joins and leaves.
+/// Returns the [`BusyBus::reads_beside`] a member of another consumer that joins and leaves.
 async fn join_beside(nodes: usize, consumers: usize) -> (u64, u64) {
     let bus = BusyBus::new(nodes, consumers).await;
     let node = joined(&bus.fixture.others).await;
@@ -122,7 +122,7 @@ async fn pools_beside_a_changed_one_read_their_versions_only() {
     }
 }
 
-/// How long the second notifier of `partitions` works until both have their halves: in paused time, only work takes time.
+/// Returns how long the second notifier of `partitions` works until both have their halves: in paused time, only work takes time.
 async fn work_of_a_join(partitions: u32) -> Duration {
     let fixture = ScaleFixture::new(partitions, 1).await;
     let options = || NotifierOptions::default().poll_interval(Duration::from_hours(10));
@@ -142,7 +142,7 @@ async fn work_of_a_join(partitions: u32) -> Duration {
     started
 }
 
-/// Regression: the cost of a plan was quadratic: a second notifier took 0.15, 0.58 and 2.8 s to start with 1,024, 2,048 and 4,096
+/// Regression: the cost of a plan was quadratic, so a second notifier took 0.15, 0.58 and 2.8 s to start with 1,024, 2,048 and 4,096
 /// partitions.
 #[tokio::test(start_paused = true)]
 async fn pools_of_many_partitions_are_joined() {

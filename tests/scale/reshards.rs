@@ -11,10 +11,10 @@ use crate::{
     consumers::{members, update},
 };
 
-/// How many consumers of 4 shards there are.
+/// The number of consumers, each of 4 shards.
 const CONSUMERS: usize = 10;
 
-/// After `reshards` reshards, the operations of ten folds, and of consumers while they start, idle for a minute, handle an event, and stop.
+/// Returns the operations after `reshards` reshards: of ten folds, and of consumers that start, idle a minute, handle an event, and stop.
 async fn life(reshards: u64) -> [OperationCounts; 5] {
     let fixture = ScaleFixture::new(1, 4).await;
     let notifier = joined(&fixture.others).await.notifier(unpolled()).await.unwrap();
@@ -72,7 +72,7 @@ async fn past_reshards_cost_only_their_entries_where_a_consumer_is_created() {
         let is_as_much = |one: u64, many: u64| many <= one * 11 / 10 + 5;
         assert!(is_as_much(one.reads, many.reads), "{what}: {one:?}, {many:?}");
         assert!(is_as_much(one.write_commits, many.write_commits), "{what}: {one:?}, {many:?}");
-        // The creation of a consumer finds the entry of its beginning.
+        // The creation of a consumer finds the entry in which the consumer begins.
         let entries = if what == "a start" { CONSUMERS as u64 * reshards * 100 } else { 500 };
         assert!(many.read_bytes <= one.read_bytes * 11 / 10 + entries, "{what}: {one:?}, {many:?}");
     }

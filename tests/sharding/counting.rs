@@ -10,13 +10,13 @@ use notibus::{
 
 use crate::common::{db, dice, wide_bus};
 
-/// Revision number `position` of document number `id`.
+/// Makes revision number `position` of document number `id`.
 fn doc(id: u8, position: u64) -> DocSummary {
     let revision = Revision { position, hash: [1; 16] };
     DocSummary { id: DocId::new(&format!("doc{id}")).unwrap(), revision, branches: 1, is_deleted: false }
 }
 
-/// Fails unless the row counts after each of `positions`, and in each shard, are what a reader finds.
+/// Fails unless the row counts after each of `positions`, and in each shard, match what a reader finds.
 async fn check(bus: &Bus, db: &Db, positions: impl IntoIterator<Item = Cursor>) {
     let feed = bus.changes().feed(db);
     for position in positions {
@@ -29,7 +29,7 @@ async fn check(bus: &Bus, db: &Db, positions: impl IntoIterator<Item = Cursor>) 
     }
 }
 
-/// Edits, of several documents at once and of one several times, across reshards and removals.
+/// Edits several documents at once, and one document several times, across reshards and removals.
 #[tokio::test]
 async fn rows_are_counted_whatever_is_written() {
     let mut dice = dice();
@@ -79,7 +79,7 @@ async fn rows_are_counted_whatever_is_written() {
 }
 
 /// Regression: if a layer named one previous edit twice after a reshard, one row too many was subtracted from the count of the earlier
-/// shard, so each feed of `_changes` that asked for what was pending was cut off.
+/// shard, so each `_changes` feed that asked for `pending` was cut off.
 #[tokio::test]
 async fn a_count_that_a_layer_has_made_negative_stops_no_reader() {
     let store = Store::memory();

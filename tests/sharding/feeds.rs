@@ -24,16 +24,16 @@ use tokio::task::JoinSet;
 
 use crate::common::{db, eager, joined, record, until, wide_bus, within};
 
-/// The time by which a tail has polled the store without a hint.
+/// The time within which a tail polls the store even without a hint.
 const RARELY: Duration = Duration::from_mins(10);
 
-/// Revision number `position` of the document `id`.
+/// Makes revision number `position` of the document `id`.
 fn doc(id: &str, position: u64) -> DocSummary {
     let revision = Revision { position, hash: [position as u8; 16] };
     DocSummary { id: DocId::new(id).unwrap(), revision, branches: 1, is_deleted: false }
 }
 
-/// A bus in `store`, and a database with a changes feed of `shards` shards.
+/// Opens a bus in `store`, and creates a database with a changes feed of `shards` shards.
 async fn begun(store: &Store, shards: u32) -> (Bus, Db) {
     let bus = wide_bus(store).await;
     let db = db("docs", 1);
@@ -49,7 +49,7 @@ async fn edit(store: &Store, bus: &Bus, db: &Db, doc: &DocSummary, previous: Opt
     edited.of(tx.commit().await.unwrap().unwrap())
 }
 
-/// The ids of the rows, in order, each with the position of its revision.
+/// Returns the ids of the rows, in order, each with the position of its revision.
 fn ids_and_positions(rows: &[Arc<Change>]) -> Vec<(&str, u64)> {
     rows.iter().map(|row| (row.doc.id.as_str(), row.doc.revision.position)).collect()
 }
@@ -220,7 +220,7 @@ async fn pages_go_both_ways_across_reshards() {
         let id = format!("doc{step}");
         expected.push(edit(&store, &bus, &db, &doc(&id, 1), None).await);
     }
-    // Pages of 12 and 13 rows end just where a topology does.
+    // Pages of 12 and 13 rows end exactly where a topology does.
     for limit in [1, 7, 12, 13, 60, 100] {
         let (mut forth, mut back) = (Vec::new(), Vec::new());
         let mut cursor = Cursor::BEGINNING;
@@ -323,7 +323,7 @@ async fn bad_input_is_a_typed_error_and_changes_nothing() {
     let ahead = Sequence::new(Incarnation(0), Versionstamp::new(u64::MAX / 2, 0), 0);
     let of_another = Sequence::new(Incarnation(1), Versionstamp::new(1, 0), 0);
     for since in [ahead, of_another, Sequence::MAX] {
-        // The store has never had the first one: it belongs to another history. The others cannot be of this bus.
+        // The store has never had the first position: it belongs to another history. The others cannot be positions of this bus.
         let is_refused = |error: Option<Error>| match error {
             Some(Error::Expired { .. }) => since == ahead,
             Some(Error::Invalid { what: "sequence", .. }) => since != ahead,
@@ -372,7 +372,7 @@ async fn bad_input_is_a_typed_error_and_changes_nothing() {
     assert_eq!(dump(&store).await, before);
 }
 
-/// A layer that knows two leaves and a body of every document.
+/// A layer that knows two leaves and a body for every document.
 struct Layer;
 
 impl DocSource for Layer {
@@ -453,7 +453,7 @@ async fn a_tail_of_changes_is_woken_by_the_notifications_of_its_database() {
     }
 }
 
-/// Regression: each tail polled every 10 s, which is 120 times in 20 minutes.
+/// Regression: each tail polled every 10 s, so it polled 120 times in 20 minutes.
 #[tokio::test(start_paused = true)]
 async fn tails_of_changes_that_wait_hardly_ever_poll() {
     const TAILS: usize = 100;
@@ -476,7 +476,7 @@ async fn tails_of_changes_that_wait_hardly_ever_poll() {
     }
     let with = cost().await;
     println!("{with} transactions with {TAILS} tails, {without} without");
-    // Each polls once in 5 minutes, or twice.
+    // Each tail polls once or twice in 5 minutes.
     assert!(
         with < without + TAILS * 8 + TAILS / 2,
         "{with} transactions with {TAILS} tails, {without} without"
@@ -495,7 +495,7 @@ async fn tails_of_changes_that_wait_hardly_ever_poll() {
     assert_eq!(ids_and_positions(&page.rows), [("y", 1)]);
 }
 
-/// Regression: a tail slept forever if its database's changes were removed without an event.
+/// Regression: a tail slept forever if the changes feed of its database was removed without an event.
 #[tokio::test(start_paused = true)]
 async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
     let store = Store::memory();
@@ -520,7 +520,7 @@ async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
 }
 
 /// Edits of a database that the bus considers replaced are folded without a row. A single posted `created` for the name of a layer's
-/// database is enough for that. Regression: a tail of it slept forever.
+/// database is enough for that. Regression: a tail of such a database slept forever.
 #[tokio::test(start_paused = true)]
 async fn a_tail_finds_edits_without_a_notification() {
     let store = Store::memory();
@@ -591,8 +591,8 @@ async fn a_reshard_of_unknown_result_is_done_once() {
     }
 }
 
-/// Regression: the entry of a reshard with an unknown result was dropped before the reshard was tried again and could find it, so the retry
-/// undid the next reshard.
+/// Regression: the entry of a reshard with an unknown result was dropped before a retry of the reshard could find it, so the retry undid
+/// the next reshard.
 #[tokio::test(start_paused = true)]
 async fn a_reshard_of_unknown_result_is_done_once_although_its_entry_is_dropped() {
     let store = Store::memory();
@@ -719,7 +719,7 @@ async fn a_writer_that_is_kept_over_the_removal_of_its_feed_writes_nothing() {
         Ok(())
     };
     store.run(write).await.unwrap();
-    // If the feed is created again in the same transaction, a new writer can write it.
+    // If the feed is created again in the same transaction, a new writer can write to it.
     let write = async |tx: Transaction| {
         let options = ChangesOptions::default();
         changes.create(&tx, &db, &options).await?;

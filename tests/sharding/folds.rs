@@ -1,4 +1,4 @@
-//! What folds read of the history of a feed.
+//! The part of a feed's history that folds read.
 
 use notibus::store::{
     AtomicOp, Store,
@@ -8,7 +8,7 @@ use notibus::store::{
 use crate::common::{db, eager, joined, record, row_with, set, stored, wide_bus, within};
 
 /// Bug: each fold read every topology entry that ever had a row, so folding slowed down with each reshard. Fix: it reads the open entry,
-/// and those with the rows that it replaces. So it does not even notice what has become of the others.
+/// and those with the rows that it replaces. So it does not even notice what became of the others.
 #[tokio::test(start_paused = true)]
 async fn a_fold_reads_only_the_topology_entries_that_it_needs() {
     const PAST: usize = 200;

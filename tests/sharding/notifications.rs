@@ -17,7 +17,7 @@ async fn subscribers_and_the_tail_go_on_through_reshards() {
     let feed = bus.feed();
     let mut last = Sequence::MIN;
     for step in 0..30_u32 {
-        // Idle for so long that the tail relies on its watches, which are on the old shards.
+        // The feed is idle for so long that the tail relies on its watches, which are on the old shards.
         tokio::time::sleep(Duration::from_secs(1)).await;
         if step % 3 == 0 {
             feed.reshard(step % 7 + 1, None).await.unwrap();

@@ -1,4 +1,4 @@
-//! Writers, reshards and readers of a changes feed at once; then the guarantees are checked.
+//! Runs writers, reshards and readers of a changes feed concurrently, and then checks the guarantees.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -28,7 +28,7 @@ pub struct Size {
     pub reshards: u32,
     /// The number of readers of each kind.
     pub readers: u32,
-    /// How many commits of 100 fail.
+    /// The percentage of commits that fail.
     pub faults_percent: u8,
 }
 
@@ -49,7 +49,7 @@ struct ShardingFixture {
     edits: Arc<AtomicU64>,
 }
 
-/// The layer's row of a document: the sequence of its last edit, and the number of edits.
+/// Reads the layer's row of a document: the sequence of its last edit, and the number of edits.
 async fn read_doc(tx: &Transaction, key: &[u8]) -> notibus::Result<(Option<Sequence>, u64)> {
     let Some(stored) = tx.get(key, Isolation::Serializable).await? else { return Ok((None, 0)) };
     let edits = u64::from_be_bytes(stored[13..].try_into().unwrap());
@@ -125,13 +125,13 @@ async fn join(feed: &Feed<Change>, random: &mut fastrand::Rng) -> Cursor {
     since
 }
 
-/// The log of a reader: where it started, and the rows in the order in which they came.
+/// The log of a reader: where it started, and the rows in the order in which they arrived.
 struct ReaderLog {
     since: Cursor,
     rows: Vec<Arc<Change>>,
 }
 
-/// Reads all shards merged, in pages of any size, until everything has stopped and was read.
+/// Reads all shards merged, in pages of any size, until everything has stopped and has been read.
 async fn read_merged(
     feed: Feed<Change>,
     stopped: watch::Receiver<bool>,
@@ -157,7 +157,7 @@ async fn read_merged(
     ReaderLog { since, rows }
 }
 
-/// Reads shard by shard, from topology to topology, until everything has stopped and was read.
+/// Reads shard by shard, from topology to topology, until everything has stopped and has been read.
 async fn read_shards(
     feed: Feed<Change>,
     stopped: watch::Receiver<bool>,
@@ -210,15 +210,15 @@ async fn read_shards(
         };
         assert!(entry.shards.iter().all(|shard| ends[shard] == 1), "each closed shard ends once: {ends:?}");
         entry = successor.expect("the last reader has just ended");
-        // Where all of them have ended, the successors begin.
+        // The successors begin where all readers have ended.
         cursor = random.choice(&readers).unwrap().cursor();
         assert!(cursor.position() < entry.first);
     }
 }
 
 impl ReaderLog {
-    /// Each document that was edited after the reader's start arrived with its newest revision, no revision arrived twice, and those of one
-    /// document arrived in order.
+    /// Checks that each document that was edited after the reader's start arrived with its newest revision, that no revision arrived twice,
+    /// and that those of one document arrived in order.
     fn check(&self, newest: &BTreeMap<&str, &Arc<Change>>) {
         let mut last: HashMap<&str, u64> = HashMap::new();
         for row in &self.rows {
@@ -234,7 +234,7 @@ impl ReaderLog {
     }
 }
 
-/// Every row is in the shard and between the bounds that the topology gives it: none was written to a closed shard.
+/// Checks that every row is in the shard and between the bounds that the topology gives it: none was written to a closed shard.
 async fn check_shards(feed: &Feed<Change>, rows: &[Arc<Change>]) {
     let topology = feed.topology().await.unwrap();
     let ids: Vec<_> = topology.iter().flat_map(|entry| &entry.shards).collect();

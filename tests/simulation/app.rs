@@ -1,8 +1,8 @@
 //! The layer on top of the bus: databases that are created, updated and deleted, and a history of these events in the same transactions.
 //!
-//! A database is a key with its instance. A transaction that creates, updates or deletes a database reads that key serializably, because a
-//! layer has to know whether the database exists. The history has one line per database and transaction, ordered by the versionstamps of
-//! the transactions. The oracle trusts this history.
+//! A database is a key whose value is its instance. A transaction that creates, updates or deletes a database reads that key serializably,
+//! because a layer has to know whether the database exists. The history has one line per database and transaction, ordered by the
+//! versionstamps of the transactions. The oracle trusts this history.
 
 use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, Versionstamp as TupleStamp};
@@ -40,7 +40,7 @@ pub fn once(number: u64) -> Vec<u8> {
     pack(&(family::ONCE, number))
 }
 
-/// The key of the document `id` in a database.
+/// Returns the key of the document `id` in a database.
 pub fn document(instance: DbInstance, id: &DocId) -> Vec<u8> {
     pack(&(family::DOCUMENT, &instance.0[..], id.as_str()))
 }
@@ -53,7 +53,7 @@ pub fn documents(instance: DbInstance) -> KeyRange {
     KeyRange::new(begin, end)
 }
 
-/// The key in which the handler of `consumer` records what it last did for the id `id`.
+/// Returns the key at which the handler of `consumer` records what it last did for the id `id`.
 pub fn worked(consumer: &str, id: &[u8]) -> Vec<u8> {
     pack(&(family::WORKED, consumer, id))
 }
@@ -63,7 +63,7 @@ pub fn work(run: u64, is_final: bool, nonce: u64) -> Vec<u8> {
     foundationdb_tuple::pack(&(run, is_final, nonce))
 }
 
-/// Decodes a value of [`work`]: the run, and whether it is final.
+/// Decodes a value from [`work`]: the run, and whether it finished the work.
 pub fn work_of(value: &[u8]) -> (u64, bool) {
     let (run, is_final, _): (u64, bool, u64) = foundationdb_tuple::unpack(value).expect(WRITTEN);
     (run, is_final)
@@ -122,7 +122,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Writes the line in `tx`, as number `order` of the transaction.
+    /// Writes the line in `tx`, as line number `order` of the transaction.
     pub fn write(&self, tx: &Transaction, order: u16) {
         let mut key = PREFIX.to_vec();
         (family::HISTORY, TupleStamp::incomplete(order)).pack_into_vec_with_versionstamp(&mut key);

@@ -11,14 +11,14 @@ use crate::{
     witness::{Fault, Witness},
 };
 
-/// What was found in a world so far, with the world's clock, which dates it.
+/// What was found in a world so far, with the world's clock, which dates the findings.
 #[derive(Default)]
 pub struct Findings {
     pub time: Time,
     trace: Trace,
-    /// The faults that struck, and how many times.
+    /// How many times each fault struck.
     faults: Mutex<BTreeMap<Fault, u64>>,
-    /// The interesting states that the world was in, and how many times.
+    /// How many times the world was in each interesting state.
     witnesses: Mutex<BTreeMap<Witness, u64>>,
     /// The first breach of a promise.
     failure: Mutex<Option<Broken>>,
@@ -36,7 +36,7 @@ impl Findings {
         self.note(|| format!("fault: {fault:?}"));
     }
 
-    /// Returns the faults that struck, and how many times.
+    /// Returns how many times each fault struck.
     pub fn faults(&self) -> BTreeMap<Fault, u64> {
         self.faults.lock().clone()
     }
@@ -47,7 +47,7 @@ impl Findings {
         self.note(|| format!("witness: {witness:?}"));
     }
 
-    /// Returns the interesting states that the world was in, and how many times.
+    /// Returns how many times the world was in each interesting state.
     pub fn witnesses(&self) -> BTreeMap<Witness, u64> {
         self.witnesses.lock().clone()
     }

@@ -25,19 +25,19 @@ pub enum Guarantee {
     Truthful,
     /// A reader that claims a position has received everything up to it.
     Bookmarkable,
-    /// A reader that resumes from a position misses nothing from before it.
+    /// A reader that resumes from a position has missed nothing before it.
     Resumable,
     /// A reader that may have missed dropped rows gets `Expired`.
     ExpiredNotSilent,
     /// Only a reader that may have missed dropped rows gets `Expired`.
     ExpiredForReason,
-    /// The checkpoint of a consumer passes no row without work, unless a key records that the work is pending.
+    /// A consumer's checkpoint passes no row with unfinished work, unless a key records that the work is pending.
     AtLeastOnce,
-    /// Effects that are in one transaction with a checkpoint happen once.
+    /// Effects in the same transaction as a checkpoint happen once.
     ExactlyOnce,
     /// Rows that a reader must still read are not dropped.
     Kept,
-    /// A consumer works on every wanted row in its newest state, and learns that a database ended before it works on its successor.
+    /// A consumer works on every wanted row in its newest state, and learns of the end of a database before it works on the successor.
     Worked,
     /// Work that was cancelled, or overtaken by newer work, or whose database has ended, writes nothing more.
     Ended,

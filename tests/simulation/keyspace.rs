@@ -1,4 +1,4 @@
-//! Whose keys are whose in the store of a world, and how keys are shown in the trace.
+//! The owners of keys in the store of a world, and how keys are shown in the trace.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Deterministic simulation: whole buses in one thread, with every fault of a distributed system.
 //!
-//! A world is made from a seed: a store, several processes with all roles, and faults. Transactions fail, whether they have happened or
-//! not; watches are lost; processes crash, pause and come back; clocks drift apart. An oracle judges every commit when it happens, and
+//! A world is made from a seed: a store, several processes with all roles, and faults. Transactions fail, whether or not they were
+//! committed; watches are lost; processes crash, pause and come back; clocks drift apart. An oracle judges every commit as it happens, and
 //! everything that a reader receives. The same seed makes the same world, step by step, so that every failure can be replayed.
 //!
 //! ```text

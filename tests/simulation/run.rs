@@ -27,7 +27,7 @@ const SEEDS: u64 = 40;
 /// The number of worlds in a trial.
 const CHUNK: u64 = 10;
 
-/// Simulated worlds, one per seed. Without any of the options about seeds, this runs trials like any other test.
+/// Simulated worlds, one per seed. Without the options about seeds, this runs trials like any other test.
 #[derive(Debug, Parser)]
 #[command(name = "simulation", disable_version_flag = true)]
 struct Args {
@@ -37,7 +37,7 @@ struct Args {
     /// The first seed.
     #[arg(long, default_value_t = 0, requires = "seeds")]
     from: u64,
-    /// Continue after a seed that fails.
+    /// Continue after a seed fails.
     #[arg(long, requires = "seeds")]
     keep_going: bool,
     /// Run the world of this seed.
@@ -79,7 +79,7 @@ fn one(seed: u64, is_traced: bool) -> ExitCode {
     }
 }
 
-/// Returns the command that shows the world of `seed`.
+/// Returns the command that replays the world of `seed`.
 fn replay(seed: u64) -> String {
     format!("cargo test --release --test simulation -- --seed {seed} --trace")
 }
@@ -88,9 +88,9 @@ fn replay(seed: u64) -> String {
 #[derive(Default)]
 struct Total {
     seeds: u64,
-    /// The number of faults of each kind.
+    /// How many times each fault struck.
     faults: BTreeMap<Fault, u64>,
-    /// The interesting states, and in how many worlds each of them occurred.
+    /// The number of worlds in which each interesting state occurred.
     witnesses: BTreeMap<Witness, u64>,
     /// The simulated time.
     elapsed: Duration,
@@ -225,7 +225,7 @@ fn the_same_seed_makes_the_same_world() {
     }
 }
 
-/// Regression: the trace contained an address, which differs between processes.
+/// Regression: the trace contained an address, which differs between processes, so one seed gave different traces.
 fn two_processes_make_the_same_world() {
     let run = || {
         let mut command = Command::new(std::env::current_exe().unwrap());

@@ -40,10 +40,10 @@ pub struct Shared {
     oracle: Mutex<Oracle>,
     random: Mutex<fastrand::Rng>,
     phase: AtomicU8,
-    /// The number of actors at work that end by themselves after the faults: producers, operators, and processes that are starting.
+    /// The number of working actors that end by themselves after the faults: producers, operators, and processes that are starting.
     busy: AtomicUsize,
     /// Each process with a mirror holds a clone until the mirror is judged at rest. The mirror may still wait for folds of stale events,
-    /// about which no promise says anything: notifiers run until no process holds a clone.
+    /// which no promise covers, so notifiers run until no process holds a clone.
     pub unjudged: Arc<()>,
 }
 

@@ -65,9 +65,9 @@ named! {
         Crash,
         /// A process crashes after its commit, before the answer.
         CrashBeforeAnswer,
-        /// The machine that has the store and all processes loses power while a commit or a snapshot is written or synced.
+        /// The machine that runs the store and all processes loses power while a commit or a snapshot is written or synced.
         PowerLoss,
-        /// A disk operation fails: a device error, a full disk, too many open files, or half a write.
+        /// A disk operation fails: a device error, a full disk, too many open files, or a partial write.
         DiskFails,
         /// The disk has no room for some commits, and has room again later.
         NoRoom,
@@ -97,13 +97,13 @@ named! {
         WorkRefused,
         /// A disk operation failed.
         DiskFailed,
-        /// A fold whose commit came late was committed.
+        /// A fold whose commit arrived late was committed.
         LateFoldCommitted,
         /// A late commit was refused by the store.
         LateCommitRefused,
         /// A fold was too large for its store, and was repeated in parts.
         FoldTooLarge,
-        /// A task kept reading without waiting, and others of its process still got their turn.
+        /// A task kept reading without waiting, and other tasks of its process still got their turn.
         BusyTaskGaveWay,
         /// One fold found the deletion of a database and the creation of its successor.
         DeletionAndCreationInOneFold,
@@ -111,7 +111,7 @@ named! {
         TombstoneDropped,
         /// A subscriber that skips got `Lagged`.
         SubscriberLagged,
-        /// A subscriber without rounds was given a row in place of an older one that waited in the ring.
+        /// A subscriber without rounds received a row in place of an older one that waited in the ring.
         CoalescedInRing,
         /// A subscriber got `Expired`.
         SubscriberExpired,
@@ -139,9 +139,9 @@ named! {
         DdocMayBeAny,
         /// A subscriber of some design documents received the deletion of a database with its documents.
         DdocsGone,
-        /// A design document changed again between a row and the read of its changed documents.
+        /// A design document changed again between the read of a row and the read of the row's changed documents.
         DdocAheadOfRow,
-        /// A shard was read to its end, and its successors from there.
+        /// A shard was read to its end, and its successors were read from there.
         ShardFollowedOver,
         /// A parallel job over the feed got `Expired`.
         CatalogueExpired,
@@ -151,7 +151,7 @@ named! {
         DocumentsRemoved,
         /// A layer named a wrong previous edit of a document.
         WrongEditNamed,
-        /// A tail of documents learned that its database is gone.
+        /// A tail of documents learned that its database was gone.
         DocumentTailEnded,
         /// A consumer worked on a document.
         DocumentsWorked,
@@ -167,7 +167,7 @@ named! {
         DeferredIdDone,
         /// A deferred id was discarded.
         DeferredIdDiscarded,
-        /// The work on an id was done again because somebody had asked for it.
+        /// The work on an id was done again because that had been requested.
         WorkedAgain,
         /// The end of a database reached a handler after the tombstone was dropped.
         GoneWithoutRow,
@@ -175,7 +175,7 @@ named! {
         EndBeforeNextWork,
         /// A key was moved to the successor of its shard.
         KeyMoved,
-        /// A consumer moved on to the shards that a reshard made.
+        /// A consumer moved on to the shards that a reshard had created.
         ConsumerWentOver,
         /// A consumer was reset after it had worked.
         ConsumerReset,
@@ -185,9 +185,9 @@ named! {
         ConsumerPaused,
         /// A consumer was deleted because it had been without a member for long enough.
         ConsumerExpired,
-        /// A member learned that its consumer is gone.
+        /// A member learned that its consumer was gone.
         ConsumerFoundGone,
-        /// A consumer that the janitor had found without a member got one again.
+        /// A consumer that the janitor had found without a member got a member again.
         IdleConsumerUsedAgain,
         /// A consumer moved on to shards that were already closed.
         ConsumerWentOverToClosed,
@@ -199,13 +199,13 @@ named! {
         EndWhileRunning,
         /// A database ended while it was deferred.
         EndWhileDeferred,
-        /// A checkpoint passed a row whose id is deferred.
+        /// A checkpoint passed a row whose id was deferred.
         DeferredIdPassed,
         /// An id on which the work always fails was tried again after the faults.
         FailingIdTriedAtRest,
         /// The low watermark of a consumer was ahead of a checkpoint.
         LowWatermarkAhead,
-        /// An HTTP client learned that its position is too old.
+        /// An HTTP client learned that its position was too old.
         WebClientExpired,
         /// An HTTP client was sent several rows of one database.
         WebRowsOfOneDatabase,
@@ -213,27 +213,27 @@ named! {
         WebConnectionCut,
         /// An orphaned commit happened after its process had crashed.
         OrphanCommitted,
-        /// A commit that was not synced when the power failed survived.
+        /// A commit survived that was not synced when the power failed.
         CommitOutlivedPower,
-        /// A commit that was not synced when the power failed was lost.
+        /// A commit was lost that was not synced when the power failed.
         CommitWentWithPower,
-        /// A commit that was not synced when the power failed survived in part, and was discarded.
+        /// A commit that was not synced when the power failed survived only in part, and was discarded.
         CommitTorn,
         /// The power failed while a journal or a snapshot was being written.
         PowerFailedWithinSnapshot,
         /// The disk failed during a commit, and the store ended because of that.
         StoreFailedWithDisk,
-        /// The disk had no room for a commit, but had room for others later.
+        /// The disk had no room for a commit, but had room again for later ones.
         CommitHadNoRoom,
         /// The store was replaced with a copy.
         StoreRestored,
-        /// A process opened a store whose versions are behind those in its rows.
+        /// A process opened a store whose versions were behind those in its rows.
         OlderStoreOpened,
         /// A node found that the incarnation was raised, and opened the bus again.
         RaiseFound,
         /// An HTTP client that had seen rows that a restore lost was refused.
         LostPositionRefused,
-        /// The feed had a database whose name has the maximum length.
+        /// The feed had a database whose name had the maximum length.
         LongNameFolded,
         /// A dispatcher had hundreds of subscribers.
         ManySubscribers,
@@ -265,7 +265,7 @@ impl Witness {
         )
     }
 
-    /// Whether the state must have occurred in this many worlds: rare states need ten times as many.
+    /// Whether the state must have occurred after this many worlds: a rare state may take ten times as many.
     pub fn is_due(self, worlds: u64) -> bool {
         worlds >= if self.is_rare() { 10_000 } else { 1_000 }
     }

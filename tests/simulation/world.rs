@@ -1,7 +1,7 @@
 //! [`World`]: processes, a store and faults.
 //!
 //! The world draws one of the processes that can run, and runs it until it has nothing left to do. When no process can run, time jumps to
-//! the next entry of the schedule. So a seed determines everything that happens.
+//! the next entry in the schedule. So a seed determines everything that happens.
 
 mod restored;
 
@@ -48,9 +48,9 @@ pub struct Outcome {
     pub failure: Option<Broken>,
     /// The trace, line by line, if it was requested.
     pub trace: Option<String>,
-    /// The faults that struck, and how many times.
+    /// How many times each fault struck.
     pub faults: BTreeMap<Fault, u64>,
-    /// The interesting states that the world was in, and how many times.
+    /// How many times the world was in each interesting state.
     pub witnesses: BTreeMap<Witness, u64>,
     /// How much time passed in the world.
     pub elapsed: Duration,
@@ -76,7 +76,7 @@ pub fn simulate(seed: u64, is_traced: bool) -> Outcome {
     }
 }
 
-/// The interval at which pauses and jumps are drawn.
+/// The interval at which pauses of processes and jumps of clocks are drawn.
 const MISHAP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The interval at which the world checks whether everything is at rest.
@@ -85,7 +85,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The maximum time until everything is at rest.
 const REST_MAX: Duration = Duration::from_mins(2);
 
-/// The additional time for each topology entry, because a consumer takes a round of balancing to move on to the next entry.
+/// The additional time for each topology entry, because a consumer needs a round of balancing to move on to the next entry.
 const REST_PER_ENTRY: Duration = Duration::from_secs(3);
 
 /// The maximum time until all processes have shut down.
@@ -113,7 +113,7 @@ struct World {
     random: fastrand::Rng,
     /// When the current phase began.
     since: Duration,
-    /// When an actor was last at work.
+    /// When any actor was last at work.
     calm_since: Duration,
     is_over: bool,
     /// A copy of the store, until it replaces the store.
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// Starts a process unless it is running.
+    /// Starts a process, unless it is already running.
     fn start(&mut self, process: ProcessId) {
         let shared = Arc::clone(&self.shared);
         if self.slots[process].process.is_some() {
@@ -249,7 +249,7 @@ impl World {
         shared.time.make_runnable(process);
     }
 
-    /// A commit arrives at the store. The power may fail at that moment.
+    /// Delivers a commit to the store. The power may fail at that moment.
     fn arrive(&mut self, flight: &Flight) {
         if !flight.is_for(&self.engine) {
             // Commits that were in flight when the power failed are lost.
@@ -274,8 +274,8 @@ impl World {
         }
     }
 
-    /// The power failed, or the store failed with its disk, and both come back. All processes were on the same machine. Every answered
-    /// commit must be there, and the commit in flight, if there is one, as a whole or not at all.
+    /// Restarts the machine after its power failed, or after the store failed with its disk. All processes run on this machine, so they
+    /// crash, too. Every answered commit must survive, and the commit in flight, if there is one, must survive as a whole or not at all.
     fn lose_power(&mut self, in_doubt: Option<(&Flight, Doubt)>) {
         let (shared, time) = (Arc::clone(&self.shared), self.store_time());
         self.crash_where(|_| true);
@@ -316,7 +316,7 @@ impl World {
                 }
                 let stamp = Versionstamp::new(to, 0);
                 flight.add_stamped(&mut touched, stamp);
-                // The oracle judges the rows that the commit in flight touched.
+                // The rows that the commit in flight touched are judged by the oracle instead.
                 expected.retain(|key, _| !touched.contains_key(key));
                 let written = found.iter().filter(|(key, _)| touched.contains_key(*key));
                 expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
@@ -344,7 +344,7 @@ impl World {
         (self.engine, self.machine) = (engine, Some(machine));
     }
 
-    /// The clock of the store.
+    /// Returns an environment with the clock of the store.
     fn store_time(&self) -> Env {
         store_time(&self.shared.time, self.ahead_ms)
     }
@@ -426,7 +426,7 @@ impl World {
         let shared = Arc::clone(&self.shared);
         let passed = shared.time.now().saturating_sub(self.since);
         if shared.phase() == Phase::Rest {
-            // By then late and slow commits have arrived, and dead nodes have been removed.
+            // After `least`, late and slow commits have arrived, and dead nodes have been removed.
             let has_struck = |fault| shared.faults().contains_key(&fault);
             let is_late = has_struck(Fault::LateCommit) || has_struck(Fault::SlowCommit);
             let late = if is_late { TRANSACTION_LIFETIME } else { Duration::ZERO };

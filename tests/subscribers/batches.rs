@@ -1,4 +1,4 @@
-//! Receiving in batches, through a stream or a callback, with paces and with replaced filters.
+//! Receiving batches through a stream or a callback, with paces and with replaced filters.
 
 use std::{
     sync::{Arc, Mutex},
@@ -56,8 +56,8 @@ async fn a_batch_says_what_its_deliveries_do() {
     assert_eq!(names(&next(&mut rest).await), ["b", "c"]);
 }
 
-/// Regression: a delivery that was repeated alone, after a panic on its batch, had the cursor after the whole batch: a callback that keeps
-/// its own cursor, and ends there, would have missed the others.
+/// Regression: a delivery that was repeated alone after a panic on its batch had the cursor after the whole batch, so a callback that kept
+/// that cursor and then ended missed the rest of the batch.
 #[tokio::test(start_paused = true)]
 async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
     let fixture = SubscriberFixture::new().await;
@@ -131,7 +131,7 @@ async fn a_callback_can_be_given_batches() {
     handle.stop().await;
 }
 
-/// A callback that panics on a batch gets it again, then row by row, and only the bad row is skipped.
+/// A callback that panics on a batch gets the batch again, then row by row, and only the bad row is skipped.
 #[tokio::test(start_paused = true)]
 async fn only_the_row_on_which_a_callback_panics_is_skipped() {
     let fixture = SubscriberFixture::with(DispatcherOptions::default().catch_up_rows_max(2)).await;

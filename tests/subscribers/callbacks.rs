@@ -1,4 +1,4 @@
-//! Callbacks: how they are called, made again after a panic, and ended.
+//! Callbacks: how they are called, how they are replaced after a panic, and how they end.
 
 use std::{
     array,
@@ -48,7 +48,7 @@ async fn next_call(receiver: &mut UnboundedReceiver<String>) -> String {
     within("a call", receiver.recv()).await.unwrap()
 }
 
-/// The cursor of a callback covers what the callback was called with, and nothing else.
+/// The cursor of a callback covers exactly the items with which the callback was called.
 #[tokio::test(start_paused = true)]
 async fn a_callback_is_called_with_each_item_until_it_is_stopped() {
     let fixture = SubscriberFixture::new().await;
@@ -142,8 +142,8 @@ async fn pauses_between_restarts_grow() {
     }
 }
 
-/// Bug: a pause was a plain sleep, so a shutdown waited for it until the shutdown's limit, and an unsubscribe for up to 10 minutes. Fix:
-/// the end of a subscriber wakes it, even during a pause.
+/// Bug: a pause was a plain sleep, so a shutdown waited for it up to the shutdown's limit, and an unsubscribe up to 10 minutes. Fix: the
+/// end of a subscriber wakes its callback even during a pause.
 #[tokio::test(start_paused = true)]
 async fn a_pause_ends_with_whatever_ends_the_subscription() {
     let hour = Duration::from_hours(1);
@@ -185,7 +185,7 @@ async fn a_shutdown_cuts_off_calls_that_do_not_end() {
     assert!(handle.is_finished(), "it has ended before the shutdown returned");
 }
 
-/// Regression: a callback that panicked on `Lagged` was made again, but did not get `Lagged` again.
+/// Regression: a callback that panicked on `Lagged` was replaced, but `Lagged` was not repeated, so the new callback never learned of it.
 #[tokio::test(start_paused = true)]
 async fn an_item_that_is_no_delivery_is_given_again_after_a_panic() {
     let fixture = SubscriberFixture::with(DispatcherOptions::default().ring_rows_max(1)).await;
@@ -216,7 +216,7 @@ async fn a_callback_can_end_itself() {
         own.unsubscribe(known.lock().unwrap().unwrap()).unwrap();
         let sender = sender.clone();
         async move {
-            // The current call returns.
+            // The current call still runs to its end.
             tokio::time::sleep(Duration::from_secs(1)).await;
             sender.send(report(&item)).unwrap();
         }
@@ -231,8 +231,8 @@ async fn a_callback_can_end_itself() {
     assert!(receiver.recv().await.is_none(), "it is not called again");
 }
 
-/// Regression: a report of progress woke its own task. While anybody waited for a position that the callback had not reached, such as one
-/// in its next round, the task never rested, and paused time stood still.
+/// Regression: a callback's report of progress woke its own task, so while a caller waited for a position that the callback had not
+/// reached, such as one in its next round, the task never rested, and paused time did not advance.
 #[test]
 fn a_callback_rests_while_a_caller_waits_for_it() {
     let (done, ended) = std::sync::mpsc::channel();
@@ -249,12 +249,12 @@ fn a_callback_rests_while_a_caller_waits_for_it() {
         });
         done.send(()).unwrap();
     });
-    // This uses real time, because the time of the other thread stands still when the test fails.
+    // This uses real time, because the clock of the other thread does not advance when the test fails.
     ended.recv_timeout(Duration::from_mins(1)).expect("the second round has come");
 }
 
-/// Regression: a barrier had been passed, and nobody was waiting any longer when the callback expired. So the next barrier for the same
-/// position passed at once, while the callback was forgetting everything.
+/// Regression: a callback that expired while nobody waited for its progress did not reset it, so the next barrier for an earlier position
+/// passed at once, while the callback was forgetting everything.
 #[tokio::test(start_paused = true)]
 async fn no_barrier_passes_at_what_was_forgotten_while_nobody_waited() {
     for is_awaited in [true, false] {
@@ -299,7 +299,7 @@ async fn no_barrier_passes_at_what_was_forgotten_while_nobody_waited() {
         tokio::task::yield_now().await;
         goes_on.notify_one();
         within("the expiry", has_expired.notified()).await;
-        // The callback must forget everything, and knows nothing until its scan is complete.
+        // The callback must forget everything, and its knowledge is incomplete until its scan has ended.
         let passed = handle.wait_until(at).now_or_never();
         assert_eq!(passed, None, "somebody waits: {is_awaited}");
         forgets.notify_one();
@@ -323,8 +323,8 @@ async fn a_slow_and_a_dead_subscriber_delay_no_other() {
     assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
 }
 
-/// Regression: a subscriber that had begun to read the feed and then was not polled kept one of the few permits: subscribers that lagged
-/// after it got nothing.
+/// Regression: a subscriber that began to read the feed and then was not polled kept one of the few permits, so other lagging subscribers
+/// got nothing.
 #[tokio::test(start_paused = true)]
 async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     let store = Store::memory();
@@ -336,7 +336,7 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let subscribe = || dispatcher.subscribe(Filter::all()).since(Cursor::BEGINNING).stream();
     let (mut stalled, mut other) = (subscribe(), subscribe());
-    // The read must be restarted, after a pause.
+    // The read has to be started again, after a pause.
     faults.plan_reads(|_| Some(StoreError::TRANSACTION_TOO_OLD));
     assert!(tokio::time::timeout(Duration::from_millis(1), stalled.next()).await.is_err());
     faults.heal();

@@ -36,15 +36,15 @@ async fn fixture() -> (SubscriberFixture, notibus::store::testing::Faults) {
     (fixture, faults)
 }
 
-/// Removes the tombstone, which moves the horizon past the first pages.
+/// Drops the tombstone, which moves the horizon past the first pages.
 async fn move_the_horizon(fixture: &SubscriberFixture) {
     let janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || fixture.bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();
 }
 
-/// Regression: after a read that failed between two pages, a subscriber that had begun with nothing lost its first cursor: the next
-/// page gave `Expired`, although it had missed nothing.
+/// Regression: a subscriber that began with nothing lost its first cursor when a read failed between two pages, so the next page returned
+/// `Expired`, although the subscriber had missed nothing.
 #[tokio::test(start_paused = true)]
 async fn a_read_that_fails_between_two_pages_does_not_expire_a_reader_from_nothing() {
     let (fixture, faults) = fixture().await;
@@ -73,7 +73,7 @@ async fn a_read_that_fails_between_two_pages_does_not_expire_a_reader_from_nothi
     assert_eq!(failures, 2);
 }
 
-/// A predicate that panics on a row of a page does not cost a reader its first cursor either.
+/// A predicate that panics on a row of a page does not make a reader lose its first cursor either.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_nothing() {
     let (fixture, _faults) = fixture().await;
@@ -90,15 +90,15 @@ async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_not
     while let Ok(item) = AssertUnwindSafe(subscription.next()).catch_unwind().await {
         delivered.insert(name(&item.unwrap().into_delivery().unwrap()).to_owned());
     }
-    // All others follow, except the one on which the predicate panicked.
+    // All other rows follow, except the one on which the predicate panicked.
     while delivered.len() < 7 {
         let item = within("what follows", subscription.next()).await.unwrap();
         delivered.insert(name(&item.into_delivery().unwrap()).to_owned());
     }
 }
 
-/// Bug: unless it was the last page, a page that was cut short because of long names treated the position of its last row as the end of
-/// what could be read. So the cursor of a reader from nothing began too early, and as text it contradicted itself.
+/// Bug: a page that was cut short because of long names, unless it was the last one, treated the position of its last row as the end of
+/// what could be read, so the cursor of a reader from nothing began too early, and its text contradicted itself.
 #[tokio::test(start_paused = true)]
 async fn a_page_that_long_names_cut_off_says_what_could_be_read() {
     let page = 40_usize;

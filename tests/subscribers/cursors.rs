@@ -1,4 +1,4 @@
-//! Cursors that a subscriber keeps itself: a subscriber that starts from its cursor misses nothing.
+//! Cursors that a subscriber keeps: a subscriber that starts again from its cursor misses nothing.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     fixture::{SubscriberFixture, drain, kinds, name, names, next, ready},
 };
 
-/// The cursor is taken before the last delivery is worked on, and more events happen before the next subscription starts from it.
+/// The cursor is saved before the last delivery, and more events happen before the next subscription starts from the cursor.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_goes_on_from_its_cursor() {
     let names_of = |names: [&str; 2]| Filter::names(names.map(|name| name.parse().unwrap())).unwrap();
@@ -36,7 +36,7 @@ async fn a_subscriber_goes_on_from_its_cursor() {
     }
 }
 
-/// Regression: the cursor of a quiet subscriber stayed where it was, and expired although it had missed nothing.
+/// Regression: the cursor of a quiet subscriber did not move, so it expired although the subscriber had missed nothing.
 #[tokio::test(start_paused = true)]
 async fn databases_that_are_not_wanted_move_a_cursor_on() {
     for filter in [Filter::prefix("quiet"), Filter::name("quiet").unwrap()] {
@@ -65,7 +65,7 @@ async fn random_restarts_miss_nothing() {
             Filter::names(all.map(|name| name.parse().unwrap())).unwrap(),
         ];
         let mut kept = Cursor::BEGINNING;
-        // The newest totals that were worked on, by name, as a subscriber would store them.
+        // The newest delivered totals by name, as a subscriber would store them.
         let mut known = std::collections::BTreeMap::new();
         for _ in 0..15 {
             let filter = random.choice(&filters).unwrap().clone();

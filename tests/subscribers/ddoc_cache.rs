@@ -1,4 +1,4 @@
-//! The cache of the example `ddoc_cache`: no stale read after a barrier, and correct again after it has expired.
+//! The cache of the example `ddoc_cache`: it has no stale reads after a barrier, and recovers after it has expired.
 
 use std::sync::{
     Arc,
@@ -35,7 +35,7 @@ impl Layer {
         Self { store, bus, notifier, dispatcher, cache }
     }
 
-    /// Writes a version of `id`, or deletes it, and records that, with or without the id. Waits until the cache has reached the change.
+    /// Writes a version of `id`, or deletes `id`, and records the change, with or without the id. Waits until the cache has reached it.
     async fn write(&self, db: &Db, id: &DdocId, version: Option<u64>, with_id: bool) {
         let producer = self.bus.producer();
         let write = async |tx: Transaction| {
@@ -49,12 +49,12 @@ impl Layer {
         self.reach(self.bus.run_exactly_once(None, write).await.unwrap()).await;
     }
 
-    /// Waits until the cache has reached a commit.
+    /// Waits until the cache has reached the commit.
     async fn reach(&self, done: CommittedOnce<()>) {
         self.cache.wait_until(done.committed.versionstamp.version()).await.unwrap();
     }
 
-    /// Returns the version that the cache returns.
+    /// Reads `id` from the cache, and returns its version.
     async fn read(&self, db: &Db, id: &DdocId) -> Option<u64> {
         version(self.cache.get(&db.name, id).await.unwrap())
     }
@@ -79,7 +79,7 @@ async fn a_change_is_seen_once_it_is_reached_and_what_has_not_changed_stays_in_m
     assert_eq!(layer.cache.hits().1, misses, "others are still there");
     assert_eq!(layer.read(&a, &x).await, Some(2));
     assert_eq!(layer.cache.hits().1, misses + 1);
-    // Deletions are delivered too, and so are changes whose id is not recorded.
+    // Deletions are delivered, too, and so are changes whose id is not recorded.
     layer.write(&a, &x, None, true).await;
     assert_eq!(layer.read(&a, &x).await, None);
     layer.write(&a, &y, Some(3), false).await;
@@ -98,8 +98,7 @@ async fn a_change_is_seen_once_it_is_reached_and_what_has_not_changed_stays_in_m
     assert_eq!((layer.read(&a, &x).await, layer.read(&a, &y).await), (Some(4), Some(4)));
 }
 
-/// On real threads: while readers read without pausing, a read that begins after the cache has reached a change never returns an older
-/// version.
+/// On real threads, with readers that never pause: a read that begins after the cache has reached a change never returns an older version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_stale_read_of_what_was_reached_is_impossible() {
     let layer = Arc::new(Layer::new().await);
@@ -169,7 +168,7 @@ async fn the_cache_recovers_from_having_expired() {
     created.await;
 }
 
-/// Regression: a cache whose subscription had ended returned its cached documents forever.
+/// Regression: a cache did not notice the end of its subscription, so it returned its cached documents forever.
 #[tokio::test(start_paused = true)]
 async fn a_cache_that_nobody_keeps_right_reads_the_store() {
     let layer = Layer::new().await;

@@ -30,7 +30,7 @@ fn filters() -> Vec<Filter> {
     ]
 }
 
-/// Makes a fixture in which the feed and the ring are read row by row.
+/// Makes a fixture whose subscribers read the feed and the ring row by row.
 async fn by_rows() -> SubscriberFixture {
     SubscriberFixture::with(DispatcherOptions::default().catch_up_rows_max(1)).await
 }
@@ -62,7 +62,7 @@ async fn forget(fixture: &SubscriberFixture) {
     janitor.shutdown().await.unwrap();
 }
 
-/// Receives until the first scan is complete.
+/// Receives until the first scan is complete, and returns the delivered names.
 async fn sync(subscription: &mut Subscription) -> Vec<String> {
     use tokio_stream::StreamExt;
     let mut found = Vec::new();
@@ -78,8 +78,8 @@ async fn sync(subscription: &mut Subscription) -> Vec<String> {
     }
 }
 
-/// Regression: a subscriber of exact names that had begun at zero never got a deletion through recreation: a row in its first scan that it
-/// did not want left its slot at zero forever, and zero meant "knows nothing".
+/// Regression: an unwanted row in the first scan of a subscriber of exact names that began at zero left the slot of the name at zero, which
+/// meant "knows nothing", so the subscriber never got a deletion through recreation.
 #[tokio::test(start_paused = true)]
 async fn a_deletion_by_recreation_reaches_a_subscriber_of_deletions_only() {
     for filter in filters() {
@@ -97,7 +97,7 @@ fn since(fixture: &SubscriberFixture, filter: &Filter, cursor: Cursor) -> Subscr
     fixture.dispatcher.subscribe(filter.clone()).since(cursor).stream()
 }
 
-/// Makes a fixture whose subscriber stopped after the first of three databases, `a`, and returns the cursor of the subscriber.
+/// Makes a fixture whose subscriber stopped after the first of three databases, `a`. Also returns the subscriber's cursor.
 async fn stopped_within_the_first_scan(filter: &Filter) -> (SubscriberFixture, Cursor) {
     let fixture = by_rows().await;
     fixture.events(&["a", "b", "c"], EventKind::Created).await;
@@ -107,8 +107,8 @@ async fn stopped_within_the_first_scan(filter: &Filter) -> (SubscriberFixture, C
     (fixture, cursor)
 }
 
-/// Regression: a subscriber that was restarted during its first scan had kept zero. It never got the deletion of databases that had been
-/// delivered to it and were created again.
+/// Regression: a subscriber that was restarted during its first scan had saved zero as its cursor, so it never got the deletion of
+/// databases that had been delivered to it and were created again.
 #[tokio::test(start_paused = true)]
 async fn a_restart_within_the_first_scan_misses_no_deletion() {
     for filter in filters() {
@@ -121,7 +121,7 @@ async fn a_restart_within_the_first_scan_misses_no_deletion() {
     }
 }
 
-/// Regression: if the tombstone had been removed by then, the subscriber got nothing at all.
+/// Regression: a subscriber restarted during its first scan did not expire when a tombstone was already dropped, so it got nothing at all.
 #[tokio::test(start_paused = true)]
 async fn a_restart_within_the_first_scan_expires_if_deletions_can_have_gone() {
     for filter in filters() {
@@ -136,7 +136,7 @@ async fn a_restart_within_the_first_scan_expires_if_deletions_can_have_gone() {
     }
 }
 
-/// Regression: when a filter was replaced during a first scan, the same deletions were lost.
+/// Regression: a subscriber whose filter was replaced during its first scan lost the same deletions.
 #[tokio::test(start_paused = true)]
 async fn a_filter_replaced_within_the_first_scan_misses_no_deletion() {
     for filter in filters() {
@@ -152,7 +152,7 @@ async fn a_filter_replaced_within_the_first_scan_misses_no_deletion() {
     }
 }
 
-/// A subscriber that widens its filter during its first scan gets everything: what both filters want is delivered again.
+/// A subscriber that widens its filter during its first scan gets everything: rows that both filters want are delivered again.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
     let fixture = by_rows().await;
@@ -165,8 +165,8 @@ async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
     assert_eq!(names, ["b1", "a1", "b2", "a2"]);
 }
 
-/// Regression: a tombstone that waited in a round was replaced by a row that came after the janitor had removed the tombstone, and that
-/// did not show the deletion.
+/// Regression: a round replaced a waiting tombstone that the janitor had already dropped with a newer row, which did not show the deletion,
+/// so the deletion was never delivered.
 #[tokio::test(start_paused = true)]
 async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
     for filter in filters() {
@@ -191,7 +191,7 @@ async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
     }
 }
 
-/// A subscriber without a pace takes nothing for longer than the retention, and does not miss a deletion whose tombstone was dropped.
+/// A subscriber without a pace that takes nothing for longer than the retention does not miss a deletion whose tombstone was dropped.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_takes_nothing_for_long_misses_no_deletion() {
     for filter in filters() {
@@ -206,7 +206,7 @@ async fn a_subscriber_that_takes_nothing_for_long_misses_no_deletion() {
     }
 }
 
-/// A name that several instances had between two deliveries is delivered as deleted once, and as created: whichever instance the subscriber
+/// A name that several instances had between two deliveries is delivered as deleted and created once: whichever instance the subscriber
 /// knew is gone.
 #[tokio::test(start_paused = true)]
 async fn several_recreations_are_one_deletion_of_the_name() {
@@ -227,7 +227,7 @@ async fn several_recreations_are_one_deletion_of_the_name() {
     }
 }
 
-/// Even in the middle of a first scan, a cursor keeps all its parts as text.
+/// Even in the middle of a first scan, the text of a cursor has all of its parts.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_in_the_middle_of_a_scan_is_kept_whole() {
     let fixture = by_rows().await;

@@ -1,4 +1,4 @@
-//! Durations that callers pass: the longest one means "never", and nothing panics on it.
+//! Durations that callers pass: the longest one means "never", and causes no panic.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::{
 
 const NEVER: Duration = Duration::MAX;
 
-/// Regression: the second delivery of a subscriber with the longest pace panicked.
+/// Regression: a subscriber with the longest pace panicked at its second delivery.
 #[tokio::test(start_paused = true)]
 async fn the_longest_pace_is_one_round() {
     let fixture = SubscriberFixture::new().await;
@@ -60,8 +60,8 @@ async fn roles_bear_the_longest_durations() {
     assert_eq!(bus.stats().tail_panics, 0);
 }
 
-/// Regression: the longest `handover` was added to the time at which an owner should have given a shard up, which is only read once there
-/// is a second member. That silently killed the workers of both: the second one never got a shard.
+/// Regression: workers added the longest `handover` to the time at which an owner should have given up a shard, which they read only once
+/// there is a second member, so the workers of both members died silently, and the second one never got a shard.
 #[tokio::test(start_paused = true)]
 async fn two_members_on_two_nodes_bear_the_longest_durations() {
     let store = Store::memory();

@@ -61,8 +61,8 @@ async fn a_set_wants_what_any_of_its_filters_wants() {
     assert_eq!(delivered, expected);
 }
 
-/// Regression: a row was delivered because one filter of a set wanted one kind of its news, and the set as a whole wanted another. And a
-/// subscriber of some design documents got others if the set as a whole allowed other news in the row.
+/// Regression: a set checked the kinds of its filters and its own kinds separately, so it delivered a row if one filter wanted one kind of
+/// its news, and the set another. A subscriber of some design documents also got others if the set allowed other news in the row.
 #[tokio::test(start_paused = true)]
 async fn a_set_wants_no_kind_that_only_the_whole_does() {
     let fixture = SubscriberFixture::new().await;
@@ -97,7 +97,7 @@ async fn changed_design_documents_are_listed_on_demand_deleted_ones_too() {
         let delivery = next(&mut asks).await;
         assert_eq!(delivery.ddocs().unwrap(), [("_design/x".parse().unwrap(), first)]);
         assert!(next(&mut does_not).await.ddocs().is_none());
-        // Several changes are made at once, and received late.
+        // Several changes are made, and received late.
         fixture.ddoc(&a, Some("_design/y")).await;
         fixture.event(&a, EventKind::Updated).await;
         fixture.ddoc(&a, Some("_design/x")).await;
@@ -154,8 +154,8 @@ async fn fold_together(fixture: &SubscriberFixture, database: &notibus::Db, ids:
     until("the tail", async || fixture.dispatcher.position() >= row.sequence).await;
 }
 
-/// A change without an id may be to any design document. Regression: it was lost among changes with an id in the same fold: a subscriber of
-/// another design document got nothing.
+/// A change without an id may be to any design document. Regression: changes with an id in the same fold hid it, so subscribers of other
+/// design documents got nothing.
 #[tokio::test(start_paused = true)]
 async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded_with() {
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
@@ -176,12 +176,12 @@ async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded
                 [[EventKind::DdocUpdated]],
                 "{others:?}"
             );
-            // The change was delivered once, however often another document changes.
+            // The change is not delivered again, however often another document changes.
             fold_together(&fixture, &a, &[Some("_design/other"), Some("_design/other")]).await;
             fixture.event(&a, EventKind::Updated).await;
             assert!(drain(&mut subscription).await.is_empty(), "{others:?}");
         }
-        // A late subscriber in another process reads one row for all of this, and each cursor gets what is new to it.
+        // A late subscriber in another process reads one row for all of this, and each cursor gets the news since that cursor.
         let last = fixture.dispatcher.position();
         fold_together(&fixture, &a, &[Some("_design/z")]).await;
         let other = fixture.bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
@@ -192,7 +192,7 @@ async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded
     }
 }
 
-/// Only subscribers that ask for design documents read them. Once the tail has published a row, other subscribers cost no reads.
+/// Only subscribers that ask for design documents read them. After the tail has published a row, other subscribers cost no reads.
 #[tokio::test(start_paused = true)]
 async fn design_documents_cost_nothing_unless_they_are_asked_for() {
     let store = notibus::store::Store::memory();
@@ -225,7 +225,7 @@ async fn design_documents_cost_nothing_unless_they_are_asked_for() {
     assert!(faults.counts().reads > before);
 }
 
-/// Regression: a set of exact names was matched row by row against the events of all databases.
+/// Regression: the dispatcher did not look up sets of exact names, so it compared each with the rows of all databases.
 #[tokio::test(start_paused = true)]
 async fn a_set_of_exact_names_is_looked_up() {
     let options = notibus::DispatcherOptions::default().ring_rows_max(1);
@@ -238,7 +238,7 @@ async fn a_set_of_exact_names_is_looked_up() {
     let set = Filter::any(set).unwrap();
     let mut subscription = fixture.dispatcher.subscribe(set).skip_when_lagging().stream();
     assert_eq!(["a", "b", "c", "d"].map(count), [1, 1, 1, 0], "once for each of its names");
-    // There are many more rows than the ring holds: a subscriber that follows the ring would have to skip some.
+    // There are more rows than the ring holds, so a subscriber that follows the ring would have to skip some.
     fixture.events(&["d", "a", "e", "b", "f", "g"], EventKind::Created).await;
     fixture.event(&db("a", 1), EventKind::Updated).await;
     fixture.events(&["h", "i"], EventKind::Created).await;
@@ -285,7 +285,7 @@ async fn a_failed_read_of_design_documents_is_reported_and_tried_again() {
     let dispatcher = bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
     let since = Cursor::BEGINNING;
     let mut subscription = dispatcher.subscribe(Filter::all()).with_ddocs().since(since).stream();
-    // Rows can be read, but design documents, which are in family 9, cannot.
+    // Rows can be read, but not design documents, which are in family 9.
     faults.plan_reads(|operation| {
         let is_ddocs = matches!(operation, notibus::store::testing::Operation::GetRange { range, .. }
             if range.begin.starts_with(b"notibus\x15\x09"));
@@ -300,8 +300,8 @@ async fn a_failed_read_of_design_documents_is_reported_and_tried_again() {
     notifier.shutdown().await.unwrap();
 }
 
-/// Regression: names that end with `..` were compared with some globs by their last component, which they do not have, so live subscribers
-/// missed events that others got from the store.
+/// Regression: the dispatcher compared some globs with the last component of a name, which names that end with `..` do not have, so live
+/// subscribers missed events that others got from the store.
 #[tokio::test(start_paused = true)]
 async fn globs_match_names_that_end_with_dots() {
     for (glob, name) in [("*.?", "a/.."), ("**/..", "a/.."), ("a/*.", "a/.."), ("*{.,*a}.", "A/..")] {

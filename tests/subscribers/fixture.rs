@@ -27,7 +27,7 @@ impl SubscriberFixture {
         Self::with(DispatcherOptions::default()).await
     }
 
-    /// Makes a bus in a new store, with these options.
+    /// Makes a bus in a new store, whose dispatcher has these options.
     pub async fn with(options: DispatcherOptions) -> Self {
         let store = Store::memory();
         let bus = narrow_bus(&store).await;
@@ -76,7 +76,7 @@ impl SubscriberFixture {
     }
 }
 
-/// Commits an event without waiting for anything. Returns the version of the commit.
+/// Commits an event without waiting for its fold. Returns the version of the commit.
 pub async fn commit(bus: &Bus, database: &Db, kind: EventKind) -> u64 {
     let producer = bus.producer();
     let record = async |tx: Transaction| {
@@ -107,7 +107,7 @@ pub fn ready(subscription: &mut Subscription) -> Vec<Item> {
     std::iter::from_fn(|| common::next_news(subscription).now_or_never().flatten()).collect()
 }
 
-/// Returns all deliveries within a good while.
+/// Returns all deliveries, until none arrives for 10 s.
 pub async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
     let mut deliveries = Vec::new();
     while let Ok(Some(item)) =
@@ -149,10 +149,10 @@ pub async fn forget_by(bus: &Bus, options: JanitorOptions) {
     janitor.shutdown().await.unwrap();
 }
 
-/// A callback whose type has a name.
+/// A boxed callback, whose type can be named.
 pub type Call<T> = Box<dyn FnMut(Item<T>) -> BoxFuture<'static, ()> + Send>;
 
-/// Makes callbacks that all do `call`.
+/// Returns a factory of callbacks that all run `call`.
 pub fn calls<T: 'static, R: Future<Output = ()> + Send + 'static>(
     call: impl Fn(Item<T>) -> R + Clone + Send + 'static,
 ) -> impl FnMut() -> Call<T> + Send + 'static {

@@ -94,12 +94,12 @@ impl Receiver {
         }
     }
 
-    /// Whether nothing arrives for a while.
+    /// Whether nothing arrives within `time`.
     async fn is_quiet(&mut self, time: Duration) -> bool {
         tokio::time::timeout(time, self.next()).await.is_err()
     }
 
-    /// Returns another receiver of the same form, with another filter, from the cursor of this one. A callback is stopped for that.
+    /// Returns a receiver of the same form with another filter, which starts at the cursor of this one. A callback is stopped first.
     async fn replace(self, form: ReceiverKind, fixture: &SubscriberFixture, filter: Filter) -> Self {
         form.start(match self {
             Self::Stream(stream) => stream.replace(filter),
@@ -146,7 +146,7 @@ async fn each_form_is_paced() {
     }
 }
 
-/// This also checks that a receiver that has ended is gone.
+/// This also checks that a receiver is removed once it has ended.
 #[tokio::test(start_paused = true)]
 async fn each_form_can_be_given_another_filter() {
     for form in RECEIVER_KINDS {

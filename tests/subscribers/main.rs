@@ -1,4 +1,4 @@
-//! Subscribers in the process: everything that a layer can ask of a dispatcher beyond a plain stream, and how failures are handled.
+//! Subscribers in the process: everything that a layer can request from a dispatcher beyond a plain stream, and how failures are handled.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

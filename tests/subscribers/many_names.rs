@@ -1,4 +1,4 @@
-//! Subscribers of very many exact names: what it costs to start them.
+//! The cost of starting subscribers of very many exact names.
 
 use std::sync::{
     Arc,
@@ -23,8 +23,8 @@ fn absent(count: usize) -> impl Iterator<Item = DbName> {
     (0..count).map(|n| format!("absent{n}").parse().unwrap())
 }
 
-/// Regression: each name was looked up in its own transaction, which read the topology again, one after another: 100,000 names took minutes
-/// to start.
+/// Regression: a subscriber looked up one name after another, each in its own transaction, which read the topology again, so it took
+/// minutes to start with 100,000 names.
 #[tokio::test(start_paused = true)]
 async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
     let store = Store::memory();
@@ -45,8 +45,8 @@ async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
     assert!(cost.reads < 2_400, "{cost:?}");
 }
 
-/// Bug: each transaction looks up a hundred names. If a name of a later transaction had moved since the first one, the reader still counted
-/// the names as read up to there, and the row that it read then no longer showed what had happened before.
+/// Each transaction looks up a hundred names. Bug: if a row moved before a later transaction looked up its name, the reader still counted
+/// the names as read up to the first transaction, so the news from before the move was lost.
 #[tokio::test(start_paused = true)]
 async fn a_name_that_moves_between_two_look_ups_brings_all_of_its_news() {
     let store = Store::memory();

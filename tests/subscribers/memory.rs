@@ -1,4 +1,4 @@
-//! Memory: the backlog of a slow subscriber takes none.
+//! Memory: the backlog of a slow subscriber takes no memory.
 
 use std::sync::{Arc, Weak};
 
@@ -12,7 +12,7 @@ use crate::{
     fixture::{SubscriberFixture, next},
 };
 
-/// Makes a row that can be copied.
+/// Makes a bus, and a row to copy.
 async fn template() -> (Bus, Notification) {
     let fixture = SubscriberFixture::new().await;
     fixture.event(&db("template", 1), EventKind::Created).await;
@@ -20,7 +20,7 @@ async fn template() -> (Bus, Notification) {
     (narrow_bus(&fixture.store).await, row)
 }
 
-/// Publishes `count` rows of as many databases, and returns weak references to them.
+/// Publishes rows of `count` databases, and returns weak references to the rows.
 fn push(fanout: &Dispatcher, template: &Notification, count: usize) -> Vec<Weak<Notification>> {
     let from = fanout.position();
     let row = |n: usize| {
@@ -61,7 +61,7 @@ async fn slow_subscribers_hold_a_small_batch_each() {
     assert!(held() <= RING + most, "{} rows are held by the ring", held());
 }
 
-/// A subscriber holds nothing of its backlog, whether or not it wants exact names: only the ring does.
+/// Only the ring holds the backlog of a subscriber, whether or not the subscriber wants exact names.
 #[tokio::test]
 async fn what_waits_for_a_slow_subscriber_is_in_the_ring_only() {
     let (bus, template) = template().await;

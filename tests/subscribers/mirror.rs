@@ -1,4 +1,4 @@
-//! Mirrors and freshness barriers: a cache that reads its own writes, and is correct again after being away for too long.
+//! Mirrors and freshness barriers: a cache that reads its own writes, and recovers after its dispatcher was suspended for too long.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn a_mirror_has_what_lives_and_reads_its_own_writes() {
     within("the barrier", mirror.wait_until(version)).await.unwrap();
     assert_eq!(names(&mirror), ["b"]);
     assert_eq!(before.len(), 2, "a view does not change");
-    // The mirror shows nothing of this, but the barrier completes.
+    // The mirror does not show this event, but the barrier completes.
     let version = commit(&fixture.bus, &db("x", 1), EventKind::Updated).await;
     within("the barrier", mirror.wait_until(version)).await.unwrap();
 }
@@ -83,7 +83,7 @@ async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
     within("the barrier", fixture.dispatcher.wait_until(version)).await.unwrap();
 }
 
-/// A mirror that was away for too long keeps its old content until it is correct again.
+/// A mirror whose dispatcher was suspended for too long keeps its old content until its second scan is complete.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_that_expires_is_filled_again() {
     let fixture = SubscriberFixture::new().await;
@@ -110,7 +110,7 @@ async fn a_mirror_of_some_kinds_is_refused_and_one_without_a_dispatcher_says_so(
     let fixture = SubscriberFixture::new().await;
     let some = Filter::all().kinds(EventKind::Created.into()).unwrap();
     assert!(matches!(fixture.dispatcher.mirror(some), Err(Error::Invalid { .. })));
-    // After a change to another design document, such a mirror would show a row that is not the newest one.
+    // After a change to another design document, such a mirror would show an outdated row.
     let some = Filter::all().ddocs(["_design/x".parse().unwrap()]).unwrap();
     assert!(matches!(fixture.dispatcher.mirror(some), Err(Error::Invalid { .. })));
     let mirror = fixture.dispatcher.mirror(Filter::all()).unwrap();

@@ -1,4 +1,4 @@
-//! Order: the deliveries of a database come in the order of its events, even across reshards and restarts.
+//! Order: the deliveries of a database arrive in the order of its events, even across reshards and restarts.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ async fn step(random: &mut fastrand::Rng, store: &Store, bus: &Bus, lives: &mut 
     lanes.iter().sum()
 }
 
-/// Runs reshards, restarts of the notifier and the dispatcher, and subscribers that receive now and then.
+/// Runs reshards, restarts of the notifier and the dispatcher, and subscribers that only sometimes receive.
 async fn run(mut random: fastrand::Rng) {
     let store = Store::memory();
     let bus = Bus::open(&store, BusOptions::default().partitions(2)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Paces: deliveries come in rounds, and each round delivers everything.
+//! Paces: deliveries arrive in rounds, and each round delivers everything.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,8 +47,8 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
     }
 }
 
-/// Regression: a round waited until the tail had finished reading, and did not begin if no further event came. So a page that was exactly
-/// full was delivered only with the next event of any database, or never.
+/// Regression: a round waited until the tail had finished reading, and did not begin if no further event came, so an exactly full page was
+/// delivered only with the next event of any database, or never.
 #[tokio::test(start_paused = true)]
 async fn a_full_page_with_nothing_after_it_is_delivered() {
     let fixture = SubscriberFixture::with(DispatcherOptions::default().page_rows_max(1)).await;
@@ -64,7 +64,7 @@ async fn a_full_page_with_nothing_after_it_is_delivered() {
     }
 }
 
-/// With more databases than a round holds in memory, a ring that has moved on, and small pages, a round still delivers each database once.
+/// A round delivers each database once, even with more databases than it holds in memory, a ring that has moved on, and small pages.
 #[tokio::test(start_paused = true)]
 async fn a_round_of_many_databases_delivers_each_once() {
     for ring_rows_max in [100, 100_000] {
@@ -127,7 +127,7 @@ async fn each_subscriber_has_its_own_pace() {
     assert!((5..=6).contains(&delivered[0]), "each minute: {delivered:?}");
 }
 
-/// When a round is requested again, a predicate that panics is not called for the same row forever.
+/// When a round is repeated, a predicate that panicked on a row is not called with that row again and again.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_does_not_stop_a_paced_subscriber() {
     let fixture = SubscriberFixture::new().await;
@@ -150,7 +150,7 @@ async fn a_predicate_that_panics_does_not_stop_a_paced_subscriber() {
     assert_eq!(fixture.bus.stats().callback_panics, 1);
 }
 
-/// A pace also holds for subscribers that start in the past: they get everything in the first round.
+/// A pace also applies to subscribers that start in the past: they get everything in the first round.
 #[tokio::test(start_paused = true)]
 async fn a_paced_subscriber_from_the_start_gets_everything_first() {
     for filter in [Filter::all(), Filter::names(["a", "b"].map(|name| name.parse().unwrap())).unwrap()] {
@@ -166,7 +166,7 @@ async fn a_paced_subscriber_from_the_start_gets_everything_first() {
     }
 }
 
-/// Bug: a first scan without a row took a paced subscriber a whole pace, as a round does. Fix: a pace begins with a delivery.
+/// Bug: a first scan without rows used up a pace, as a round does, so the first delivery was late. Fix: a pace begins with a delivery.
 #[tokio::test(start_paused = true)]
 async fn an_empty_first_scan_costs_no_pace() {
     let fixture = SubscriberFixture::new().await;

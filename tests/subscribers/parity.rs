@@ -1,4 +1,4 @@
-//! The guarantees that the tests of CouchDB's `couch_event_server` check, in our terms.
+//! The guarantees that the tests of CouchDB's `couch_event_server` check, in the terms of this library.
 
 use notibus::{Cursor, EventKind, Filter};
 use tokio_stream::StreamExt;
@@ -74,8 +74,8 @@ async fn only_interested_subscribers_get_deliveries() {
     assert_eq!(names(&drain(&mut all).await), ["a", "b"].into());
 }
 
-/// `couch_event` delivers two copies to a process that has registered for a name and for everything. Here two subscriptions get one copy
-/// each, and one subscription with a set of filters learns which of them want a delivery.
+/// `couch_event` delivers two copies to a process that registered for a name and for everything. Here two subscriptions get one copy each,
+/// and one subscription with a set of filters learns which of them want a delivery.
 #[tokio::test(start_paused = true)]
 async fn a_set_says_which_of_its_filters_want_a_delivery() {
     let fixture = SubscriberFixture::new().await;
@@ -88,7 +88,7 @@ async fn a_set_says_which_of_its_filters_want_a_delivery() {
     assert_eq!(next(&mut single).await.wanted_by(), [0]);
 }
 
-/// Since its registry was rewritten, CouchDB continues to deliver databases for which a listener registered earlier, and never forgets a
+/// Since its registry was rewritten, CouchDB still delivers databases for which a listener registered before, and never forgets a
 /// registration, even after the listener has died.
 #[tokio::test(start_paused = true)]
 async fn to_register_again_replaces_what_was_wanted_before() {
@@ -116,7 +116,7 @@ async fn to_register_again_replaces_what_was_wanted_before() {
     }
 }
 
-/// Rows that both the old and the new filter want are neither missed nor delivered twice, wherever the subscriber is.
+/// Rows that both the old and the new filter want are neither missed nor delivered twice, whatever the position of the subscriber.
 #[tokio::test(start_paused = true)]
 async fn rows_that_both_filters_want_are_delivered_exactly_once() {
     let names = |names: &[&str]| Filter::names(names.iter().map(|name| name.parse().unwrap())).unwrap();
@@ -146,7 +146,7 @@ async fn rows_that_both_filters_want_are_delivered_exactly_once() {
     }
 }
 
-/// A dispatcher continues without subscribers: an event without a subscriber is not a failure.
+/// A dispatcher also runs without subscribers: an event without a subscriber is not a failure.
 #[tokio::test(start_paused = true)]
 async fn events_without_subscribers_are_fine() {
     let fixture = SubscriberFixture::new().await;
@@ -157,7 +157,7 @@ async fn events_without_subscribers_are_fine() {
     assert!(ready(&mut late).is_empty());
 }
 
-/// Regression: a change that the old filter had rejected because of its design document counted as delivered.
+/// Regression: a change that the old filter had rejected for its design document counted as delivered, so the new filter missed it.
 #[tokio::test(start_paused = true)]
 async fn a_row_rejected_for_its_design_document_is_delivered_by_the_new_filter() {
     let fixture = SubscriberFixture::new().await;
@@ -167,7 +167,7 @@ async fn a_row_rejected_for_its_design_document_is_delivered_by_the_new_filter()
     let mut subscription = fixture.dispatcher.subscribe(auth).stream();
     let producer = fixture.bus.producer();
     let [other, auth] = ["_design/other", "_design/auth"].map(|id| id.parse().unwrap());
-    // All changes are in one batch, so that the subscriber is in the middle of it.
+    // All changes are in one batch, so that the filter is replaced in the middle of it.
     let write = async |tx| {
         for (name, id) in [("a", &other), ("b", &auth), ("c", &auth)] {
             producer.ddoc_updated(&tx, &db(name, 1), Some(id));

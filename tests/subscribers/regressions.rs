@@ -1,4 +1,4 @@
-//! Regressions of delivery: in each of these cases, a delivery was lost, duplicated, wrong or awaited in vain.
+//! Regressions of deliveries: in each of these cases, a delivery was lost, duplicated, wrong or awaited in vain.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ async fn together(fixture: &SubscriberFixture, names: &[&str]) {
     until("the tail", async || fixture.dispatcher.position() >= last).await;
 }
 
-/// A callback that caught up without a matching row, and so was never called, reported no progress.
+/// A callback that caught up without a matching row was never called, so it reported no progress.
 #[tokio::test(start_paused = true)]
 async fn reached_is_reported_though_a_catch_up_finds_nothing() {
     let fixture = SubscriberFixture::new().await;
@@ -47,7 +47,7 @@ async fn reached_is_reported_though_a_catch_up_finds_nothing() {
     assert!(within("it has worked on all that there is", handle.wait_until(last)).await);
 }
 
-/// The barrier of a mirror did not complete while its tail was between two pages.
+/// A mirror's tail that was between two pages held up the mirror's barrier, so the barrier did not complete.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     let options = DispatcherOptions::default().page_rows_max(1);
@@ -67,7 +67,7 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     within("the barrier", barrier).await.unwrap().unwrap();
 }
 
-/// The barrier of a mirror waited for a deletion that no row shows any longer.
+/// A mirror's barrier waited for a deletion that no row shows any longer, so it never completed.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     let fixture = SubscriberFixture::new().await;
@@ -85,7 +85,7 @@ async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     assert!(reached.is_err() || is_shown, "{reached:?}, and it shows what was deleted before that version");
 }
 
-/// If a filter was replaced before `CaughtUp` was returned, `CaughtUp` was lost.
+/// A subscription whose filter was replaced before it had returned `CaughtUp` never returned it.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_replaced_before_it_has_caught_up_scans_again() {
     let fixture = SubscriberFixture::new().await;
@@ -106,7 +106,7 @@ async fn a_filter_that_is_replaced_before_it_has_caught_up_scans_again() {
     assert_eq!(delivered, ["b1", "a1", "b2", "caught up"], "what both filters want comes again");
 }
 
-/// A restart before `CaughtUp` was returned lost it in the same way.
+/// A subscription whose dispatcher was restarted before it had returned `CaughtUp` never returned it either.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_restarted_before_it_has_caught_up_gets_that() {
     let fixture = SubscriberFixture::new().await;
@@ -119,7 +119,7 @@ async fn a_subscriber_restarted_before_it_has_caught_up_gets_that() {
     assert!(matches!(item, Some(Item::CaughtUp { .. })), "{item:?}");
 }
 
-/// A subscriber that skips, but is not behind the ring, skipped rows that both its filters want.
+/// When its filter was replaced, a subscriber that skips when lagging skipped rows that both filters want, although it was not lagging.
 #[tokio::test(start_paused = true)]
 async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
     for (old, new) in [
@@ -140,7 +140,7 @@ async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
     }
 }
 
-/// A subscriber of one exact name missed the deletion if the database was adopted after its tombstone had been removed.
+/// A subscriber of one exact name missed a deletion if the database was adopted after its tombstone had been dropped.
 #[tokio::test(start_paused = true)]
 async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
     let filters = [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()];
@@ -150,14 +150,14 @@ async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
         let mut slow = fixture.dispatcher.subscribe(filter.clone()).stream();
         fixture.event(&db("a", 1), EventKind::Deleted).await;
         forget(&fixture.bus).await;
-        // The database is older than the bus, or was restored from a backup, perhaps as the same instance: it is adopted.
+        // A database that is older than the bus, or was restored from a backup, perhaps as the same instance, is adopted.
         fixture.event(&db("a", adopted), EventKind::Updated).await;
         let delivered: Vec<_> = drain(&mut slow).await.iter().flat_map(kinds).collect();
         assert_eq!(delivered, [EventKind::Deleted, EventKind::Updated], "{filter:?}, instance {adopted}");
     }
 }
 
-/// Two replacements of the filter without a delivery in between lost rows.
+/// A subscriber whose filter was replaced twice without a delivery in between lost rows.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_replaced_twice_scans_again() {
     let options = DispatcherOptions::default().catch_up_rows_max(1);
@@ -171,7 +171,7 @@ async fn a_filter_that_is_replaced_twice_scans_again() {
     assert_eq!(names, ["b1", "a1", "b2", "a2"]);
 }
 
-/// If a predicate panicked after the design documents were read, the whole batch was lost.
+/// A subscriber whose predicate panicked after the design documents had been read lost the whole batch.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
     let fixture = SubscriberFixture::new().await;
@@ -194,7 +194,7 @@ async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
     assert_eq!(delivered, ["b", "c"], "it costs only the row on which it panicked");
 }
 
-/// Barriers that nobody waited for any longer stayed forever.
+/// The dispatcher did not remove barriers for which nobody waited any longer, so they stayed forever.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_that_is_given_up_leaves_nothing() {
     let SubscriberFixture { bus, notifier: _notifier, dispatcher, .. } = SubscriberFixture::new().await;
@@ -210,7 +210,7 @@ async fn a_barrier_that_is_given_up_leaves_nothing() {
     assert_eq!(suspended.subscribers(), 1);
 }
 
-/// If names were looked up in several parts, newer rows were delivered before older ones.
+/// A subscriber that looked up its names in several parts got newer rows before older ones.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_database_never_go_back() {
     let fixture = SubscriberFixture::new().await;
@@ -246,7 +246,7 @@ async fn rows_of_a_database_never_go_back() {
     );
 }
 
-/// A mirror with a predicate kept rows that its predicate no longer wanted, because no delivery shows such a row.
+/// A mirror with a predicate kept rows that the predicate no longer wanted, because no delivery reports that.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_takes_no_predicate() {
     let fixture = SubscriberFixture::new().await;
@@ -258,7 +258,7 @@ async fn a_mirror_takes_no_predicate() {
     }
 }
 
-/// Globs that compile one by one, but not as a set, stopped the tail for all subscribers.
+/// The tail stopped for all subscribers on globs that compile one by one, but not as a set.
 #[tokio::test(start_paused = true)]
 async fn many_globs_do_not_stop_the_tail() {
     let fixture = SubscriberFixture::new().await;
@@ -279,14 +279,14 @@ async fn many_globs_do_not_stop_the_tail() {
     );
 }
 
-/// A glob that was too long caused a panic.
+/// A filter with a glob that was too long caused a panic.
 #[tokio::test]
 async fn a_glob_that_is_too_long_is_a_typed_error() {
     let made = std::panic::catch_unwind(|| Filter::glob(&"?".repeat(1_000_000)).is_err());
     assert!(made.is_ok(), "it panics");
 }
 
-/// A set reported that a filter wanted something that the set as a whole does not allow.
+/// A set reported that one of its filters wanted a kind that the set as a whole does not allow.
 #[tokio::test(start_paused = true)]
 async fn wanted_by_knows_the_kinds_of_the_whole() {
     let fixture = SubscriberFixture::new().await;
@@ -300,8 +300,8 @@ async fn wanted_by_knows_the_kinds_of_the_whole() {
     assert_eq!(next(&mut stream).await.wanted_by(), [1]);
 }
 
-/// A subscriber was idle for longer than tombstones are kept, and its first row left the ring before the subscriber was polled: it expired,
-/// although it had missed nothing while it was idle.
+/// A subscriber was idle for longer than tombstones are kept, and its first row left the ring before it was polled, so it expired, although
+/// it had missed nothing while it was idle.
 #[tokio::test(start_paused = true)]
 async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
     let options = DispatcherOptions::default().ring_rows_max(4);
@@ -319,8 +319,8 @@ async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
     }
 }
 
-/// Bug: a barrier waited for the counters of a database only, although a fold of many design documents takes its counters and leaves some
-/// of the documents to the next fold.
+/// A fold of many design documents takes the counters of their database, but leaves some documents to the next fold. Bug: a barrier waited
+/// only for the counters, so it passed too early.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_waits_for_all_design_documents() {
     let store = Store::memory();
@@ -332,7 +332,7 @@ async fn a_barrier_waits_for_all_design_documents() {
     record(&store, &bus, &database, [1, 0, 0, 0]).await;
     row_with(&bus, &database, [1, 0, 0, 0]).await;
 
-    // The second fold is held up.
+    // The second fold is held up until the gate opens.
     let (gate, mut folds) = (Gate::default(), 0);
     let held = gate.clone();
     faults.plan_commits(move |attempt| {
@@ -357,7 +357,7 @@ async fn a_barrier_waits_for_all_design_documents() {
     assert_eq!(known.len(), ids.len());
 }
 
-/// A design document that is written all the time does not hold a barrier up.
+/// A design document that is written all the time does not hold up a barrier.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_does_not_wait_for_later_changes_of_a_design_document() {
     let fixture = SubscriberFixture::new().await;
@@ -381,8 +381,8 @@ async fn a_barrier_does_not_wait_for_later_changes_of_a_design_document() {
     writer.abort();
 }
 
-/// Regression: if the slots of a database were on two pages of a barrier's reads, and a fold was committed in between, the barrier returned
-/// before everything was folded.
+/// Regression: a barrier read the slots of a database on two pages between which a fold was committed, so it returned before everything was
+/// folded.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_waits_for_all_slots_of_a_database() {
     let store = Store::memory();
@@ -390,7 +390,7 @@ async fn a_barrier_waits_for_all_slots_of_a_database() {
     let bus = narrow_bus(&folding.store()).await;
     let producer = bus.producer_with(ProducerOptions::default().slots(2)).unwrap();
     let hot = db("hot", 1);
-    // 199 rows of counters before the two slots of `hot`: its second slot is on the second page of a barrier.
+    // There are 199 rows of counters before the two slots of `hot`, so its second slot is on the second page that a barrier reads.
     let write = async |tx: Transaction| {
         (0..199).for_each(|n| producer.created(&tx, &db(&format!("a{n:03}"), 1)));
         Ok(())
@@ -421,7 +421,7 @@ async fn a_barrier_waits_for_all_slots_of_a_database() {
     for _ in 0..20 {
         version = update().await;
     }
-    // The barrier runs in another process. Its second page is read after the first fold was committed.
+    // The barrier runs in another process, and reads its second page after the first fold was committed.
     let reading = Faults::new(&store);
     let other = narrow_bus(&reading.store()).await;
     let dispatcher = other.dispatcher(DispatcherOptions::default()).await.unwrap();

@@ -71,7 +71,7 @@ async fn a_suspended_dispatcher_that_is_dropped_ends_its_subscribers() {
     within("its end", handle.finished()).await;
 }
 
-/// All subscribers depend on the one tail: after a panic the tail restarts at once.
+/// All subscribers depend on one tail, so it restarts at once after a panic.
 #[tokio::test(start_paused = true)]
 async fn a_tail_that_panics_is_begun_again() {
     let store = Store::memory();
@@ -92,7 +92,7 @@ async fn a_tail_that_panics_is_begun_again() {
     assert_eq!(bus.stats().tail_panics, 1);
 }
 
-/// If the dispatcher was away for longer than tombstones are kept, every subscriber gets `Expired`, and starts again.
+/// If the dispatcher was suspended for longer than tombstones are kept, every subscriber gets `Expired`, and starts again.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_suspended_for_too_long_expires() {
     let store = Store::memory();
@@ -118,7 +118,7 @@ async fn a_subscriber_suspended_for_too_long_expires() {
     }
 }
 
-/// Regression: a subscriber whose filter was replaced before it got `Expired` never got it.
+/// Regression: a replacement of the filter hid an `Expired` that was not returned yet, so the subscriber never got it.
 #[tokio::test(start_paused = true)]
 async fn a_replaced_filter_does_not_hide_expired() {
     let store = Store::memory();
@@ -176,7 +176,7 @@ async fn a_subscriber_that_dies_before_it_gets_expired_gets_it_later() {
     }
 }
 
-/// A task whose waker panics.
+/// A waker that panics.
 struct Bad;
 
 impl std::task::Wake for Bad {
@@ -185,8 +185,8 @@ impl std::task::Wake for Bad {
     }
 }
 
-/// Regression: a waker that panicked stopped the tail in the middle of a batch: other subscribers lost rows of their exact names, and
-/// subscribers that were waiting at the same time were not woken.
+/// Regression: the tail stopped in the middle of a batch when a waker panicked, so other subscribers lost rows of their exact names, and
+/// other waiting subscribers were not woken.
 #[tokio::test(start_paused = true)]
 async fn a_waker_that_panics_costs_others_nothing() {
     for bad in [Filter::all(), Filter::name("a").unwrap()] {
@@ -201,7 +201,7 @@ async fn a_waker_that_panics_costs_others_nothing() {
             tokio::spawn(async move { stream.next().await.unwrap().into_delivery().unwrap() })
         });
         tokio::task::yield_now().await;
-        // This is one batch.
+        // These rows are one batch.
         let producer = fixture.bus.producer();
         let write = async |tx| {
             for name in ["a", "b", "c"] {

@@ -1,4 +1,4 @@
-//! Shutdowns: once one has returned, nothing is delivered and no task of the bus runs. Also, what does not end a loop.
+//! Shutdowns: once one has returned, nothing is delivered and no task of the bus runs. Also, items that do not end a plain loop.
 
 use std::{
     collections::BTreeSet,
@@ -35,8 +35,8 @@ async fn create_all(store: &Store, bus: &Bus, running: &NodeHandle) {
     until("the tail", async || running.dispatcher().position() >= now).await;
 }
 
-/// Bug: a shutdown let subscribers receive their whole backlog, but returned before they had done so: a stream got 27,769 more deliveries
-/// over the next 7 s. Fix: a shutdown ends each subscriber, and its cursor covers what it got.
+/// Bug: a shutdown let subscribers receive their whole backlog, but returned before they had done so, so a stream got 27,769 more
+/// deliveries over the next 7 s. Fix: a shutdown ends each subscriber, and its cursor covers what it has received.
 #[tokio::test(start_paused = true)]
 async fn a_stream_ends_with_the_shutdown_and_its_cursor_covers_what_it_got() {
     for (is_new, taken) in [(false, 0), (false, 10), (true, 0), (true, 10)] {
@@ -66,7 +66,7 @@ async fn a_stream_ends_with_the_shutdown_and_its_cursor_covers_what_it_got() {
     }
 }
 
-/// Bug: after the shutdown, the task of a read continued as long as its stream was kept; so did calls that had not ended in time.
+/// Bug: a shutdown stopped neither calls that had not ended in time nor the task of a read, so both continued.
 #[tokio::test(start_paused = true)]
 async fn nothing_runs_after_the_shutdown() {
     let store = Store::memory();
@@ -107,8 +107,8 @@ async fn nothing_runs_after_the_shutdown() {
     assert!(streams.iter_mut().all(|stream| matches!(stream.next().now_or_never(), Some(None))));
 }
 
-/// Bug: `while let Some(Ok(delivery))` ended silently at the end of the first scan, and `delivery?` ended a program at `Expired`. Fix: a
-/// plain loop skips the former, and a closure gets the latter.
+/// Bug: streams returned the end of the first scan and `Expired` as errors, so `while let Some(Ok(delivery))` ended silently at the first,
+/// and `delivery?` ended a program at the second. Fix: a plain loop skips the first, and a closure gets the second.
 #[tokio::test(start_paused = true)]
 async fn a_plain_loop_ends_with_its_subscription_only() {
     let store = Store::memory();

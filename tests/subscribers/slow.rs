@@ -21,10 +21,10 @@ use crate::{
 
 const DATABASES: usize = 1_000;
 const UPDATES: usize = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
-/// The number of updates while the slow subscriber takes one delivery.
+/// The number of updates per delivery that a slow subscriber takes.
 const UPDATES_PER_DELIVERY: usize = 100;
 
-/// A tail without a feed, so that reading the feed returns nothing.
+/// A dispatcher whose rows are pushed by the test. They are not in the feed, so reading the feed returns none of them.
 struct Tail {
     dispatcher: Dispatcher,
     template: Notification,
@@ -71,7 +71,7 @@ struct Slow {
 impl Slow {
     /// Takes one delivery, if one is waiting.
     fn take(&mut self) -> Option<Delivery> {
-        // Unconstrained, so that tokio's budget does not limit how much one poll of the test takes.
+        // This is unconstrained so that tokio's budget does not limit how many items one poll of the test takes.
         let item = tokio::task::unconstrained(self.stream.next()).now_or_never()?;
         let delivery = item.unwrap().into_delivery().expect("nothing else comes from the ring");
         self.known.insert(delivery.notification().name.clone(), delivery.sequence());
@@ -79,8 +79,8 @@ impl Slow {
     }
 }
 
-/// Bug: a slow subscriber got each row that the ring had: 31,323 rows of 1,000 databases. Fix: a subscriber with a backlog of more than a
-/// page gets only the newest row of each database.
+/// Bug: a slow subscriber got each row in the ring, so it got 31,323 rows of 1,000 databases. Fix: a subscriber with a backlog of more than
+/// a page gets only the newest row of each database.
 #[tokio::test]
 async fn at_most_a_page_more_than_the_databases_waits_for_a_slow_subscriber() {
     const QUARTERS: usize = 4;
@@ -97,7 +97,7 @@ async fn at_most_a_page_more_than_the_databases_waits_for_a_slow_subscriber() {
         stream: tail.dispatcher.subscribe(filter.clone()).stream(),
         known: BTreeMap::new(),
     };
-    // There is one subscriber for each filter, and for each quarter after which it takes its whole backlog.
+    // There is one subscriber for each filter and each quarter; it takes its whole backlog after that quarter.
     let mut slow: Vec<Vec<_>> = (0..QUARTERS).map(|_| filters.iter().map(subscribe).collect()).collect();
     let turns = UPDATES / DATABASES;
     for turn in 1..=turns {
@@ -121,7 +121,7 @@ async fn at_most_a_page_more_than_the_databases_waits_for_a_slow_subscriber() {
     }
 }
 
-/// No later row shows a deletion whose tombstone the janitor has dropped: waiting rows are coalesced around it.
+/// No later row shows a deletion whose tombstone the janitor has dropped, so waiting rows must not be coalesced across it.
 #[tokio::test]
 async fn no_deletion_is_lost_when_rows_are_coalesced() {
     let mut random = dice();
@@ -132,7 +132,7 @@ async fn no_deletion_is_lost_when_rows_are_coalesced() {
         let stream = tail.dispatcher.subscribe(filter).stream();
         (Slow { stream, known: BTreeMap::new() }, BTreeMap::<String, Vec<Sequence>>::new())
     });
-    // For each database: its instance, and its deletion if it does not exist.
+    // The instance of each database, and the position of its deletion if it is deleted.
     let mut databases = [(1, None); 5];
     for _ in 0..5_000 {
         let (place, at) = (random.usize(..databases.len()), tail.after(1));

@@ -1,4 +1,4 @@
-//! Streams: every subscriber gets its deliveries, derived for its own cursor, however slow it is.
+//! Streams: every subscriber gets its deliveries, with the news since its own cursor, however slow it is.
 
 use std::{
     collections::BTreeSet,
@@ -95,7 +95,7 @@ async fn options_out_of_their_limits_are_typed_errors() {
         good().page_rows_max(10_001),
         good().poll_interval(Duration::ZERO),
         good().catch_ups_max(0),
-        // This is more than a semaphore allows, which would panic.
+        // A semaphore does not allow so many permits, and would panic.
         good().catch_ups_max(usize::MAX),
     ] {
         let refused = bus.dispatcher(bad.clone()).await;
@@ -103,9 +103,9 @@ async fn options_out_of_their_limits_are_typed_errors() {
     }
 }
 
-/// A subscriber's cursor is a position up to which it knows everything. Regression: each delivered row moved it, although rows before the
-/// next one may have been left out because newer ones had replaced them. So for all databases but the first, a subscriber from the start
-/// got only the news of their last row.
+/// A subscriber's cursor is a position up to which the subscriber knows everything. Regression: each delivered row moved the cursor,
+/// although older rows of the next database may have been replaced by newer ones, so a subscriber from the start got only the news of the
+/// last row of all databases but the first.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_from_the_start_gets_everything_of_every_database() {
     for (page_rows_max, filter) in [
@@ -150,7 +150,7 @@ async fn a_subscriber_from_a_sequence_gets_what_came_after_it() {
         node.event(&db("d", 1), EventKind::DdocUpdated).await;
         node.event(&db("d", 1), EventKind::Updated).await;
         let mut subscription = node.dispatcher.subscribe(filter).since(Start::from(known)).stream();
-        // A subscriber that follows the ring gets both rows; a subscriber of the name gets the newest.
+        // A subscriber that follows the ring gets both rows; a subscriber of the exact name gets only the newest one.
         let deliveries = drain(&mut subscription).await;
         let delivered: BTreeSet<_> = deliveries.iter().flat_map(kinds).collect();
         assert_eq!(delivered, [EventKind::Updated, EventKind::DdocUpdated].into());
@@ -175,13 +175,13 @@ async fn a_subscriber_from_now_gets_nothing_old() {
     }
 }
 
-/// A reader at the very start knows no database, so an earlier instance is not reported as gone. Regression: this applied to all pages that
-/// it read from there, so the deletion of a database that it had seen on the first page was not delivered.
+/// A reader at the very start knows no database, so an earlier instance is not reported as gone. Regression: the reader applied this to all
+/// pages that it read from there, so the deletion of a database on its first page was not delivered.
 #[tokio::test(start_paused = true)]
 async fn a_database_that_is_replaced_between_two_first_pages_is_delivered_as_deleted() {
     let options = DispatcherOptions::default().page_rows_max(1);
     let node = SubscriberFixture::with(options).await;
-    // These are enough for two rows in one shard.
+    // With so many names, two rows must be in one shard.
     let all = ["a", "b", "c", "d", "e", "f", "g", "h"];
     node.events(&all, EventKind::Created).await;
     let start = Cursor::BEGINNING;
@@ -284,7 +284,7 @@ async fn a_subscriber_that_skips_is_informed_of_skipped_rows() {
     assert_eq!(rest, expected, "what was not skipped is delivered");
 }
 
-/// Regression: what the tail read while nothing happened also filled the ring, and a subscriber that had received everything got `Lagged`.
+/// Regression: the tail's reads filled the ring even while nothing happened, so a subscriber that had received everything got `Lagged`.
 #[tokio::test(start_paused = true)]
 async fn nobody_falls_behind_while_nothing_happens() {
     let node = SubscriberFixture::with(ring(4)).await;
@@ -379,7 +379,7 @@ async fn a_panic_of_a_callback_is_counted_and_touches_nothing_else() {
     assert_eq!(drain(&mut other).await.len(), 3);
 }
 
-/// Regression: a predicate that panicked ended the subscription silently.
+/// Regression: a subscription did not survive a panic of its predicate, so it ended silently.
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_predicate_is_counted_and_the_callback_goes_on() {
     let node = SubscriberFixture::with(DispatcherOptions::default()).await;
@@ -407,7 +407,7 @@ async fn a_shutdown_ends_streams() {
         .map(|filter| node.dispatcher.subscribe(filter).stream())
         .collect();
     node.event(&db("a", 1), EventKind::Created).await;
-    // This subscription is already waiting, unlike the others.
+    // Unlike the others, this subscription is already waiting.
     let mut waiting = node.dispatcher.subscribe(Filter::name("b").unwrap()).stream();
     let waits = tokio::spawn(async move { waiting.next().await.is_none() });
     tokio::task::yield_now().await;
@@ -419,7 +419,7 @@ async fn a_shutdown_ends_streams() {
     assert!(within("the end", waits).await.unwrap());
 }
 
-/// Regression: a subscription to exact names that was begun before the shutdown and completed after it never ended.
+/// Regression: a subscription to exact names that was begun before the shutdown and completed afterwards missed it, so it never ended.
 #[tokio::test(start_paused = true)]
 async fn a_subscription_that_is_made_after_the_shutdown_ends() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
@@ -438,7 +438,7 @@ async fn with_a_row(store: &Store, bus: &Bus) -> Notifier {
     notifier
 }
 
-/// Regression: a subscriber of exact names whose first read of the feed failed never read again.
+/// Regression: a subscriber of exact names did not repeat its first read of the feed after a failure, so it never got the rows.
 #[tokio::test(start_paused = true)]
 async fn a_failed_read_is_reported_and_tried_again() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
@@ -458,7 +458,7 @@ async fn a_failed_read_is_reported_and_tried_again() {
     }
 }
 
-/// Regression: the task of a read that had panicked was polled again after its end, so the subscriber kept panicking.
+/// Regression: a subscriber polled the task of a read again after the task had panicked, so the subscriber kept panicking.
 #[tokio::test(start_paused = true)]
 async fn a_read_that_panics_is_reported_and_tried_again() {
     let store = Store::memory();
@@ -476,7 +476,7 @@ async fn a_read_that_panics_is_reported_and_tried_again() {
     assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Created]);
 }
 
-/// Regression: the task of a callback retried at once and forever.
+/// Regression: the task of a callback retried failed reads without a pause, so it loaded the store for as long as reads failed.
 #[tokio::test(start_paused = true)]
 async fn a_callback_pauses_while_reads_fail() {
     let store = Store::memory();
@@ -505,7 +505,7 @@ async fn a_callback_pauses_while_reads_fail() {
     until("the call", async || count_of_calls.load(Ordering::Relaxed) == 1).await;
 }
 
-/// Regression: a subscriber that started ahead of the store received nothing until the store had reached that position.
+/// Regression: a subscriber that started ahead of the store was accepted, so it received nothing until the store had reached its position.
 #[tokio::test(start_paused = true)]
 async fn a_start_ahead_of_the_store_is_a_typed_error() {
     let node = SubscriberFixture::with(DispatcherOptions::default()).await;
@@ -528,7 +528,7 @@ async fn a_start_ahead_of_the_store_is_a_typed_error() {
     }
 }
 
-/// A subscriber can know more than the tail has read: what it knows is not delivered again, but later rows are.
+/// A subscriber can know more rows than the tail has read: these are not delivered again, but later rows are.
 #[tokio::test(start_paused = true)]
 async fn a_start_ahead_of_the_tail_is_fine() {
     let options = DispatcherOptions::default().poll_interval(NEVER);
@@ -546,7 +546,7 @@ async fn a_start_ahead_of_the_tail_is_fine() {
         assert!(ready(&mut subscription).is_empty());
         record(&store, &folding, &db("a", 1), [0, 0, 1, 0]).await;
         until("the fold", async || folding.stats().folded.updated % 2 == 0).await;
-        // The tail is only woken by its poll.
+        // Only the poll of the tail wakes it.
         let delivery = tokio::time::timeout(2 * NEVER, subscription.next()).await.unwrap();
         assert!(delivery.unwrap().into_delivery().unwrap().sequence() > known);
         assert!(ready(&mut subscription).is_empty());
@@ -575,7 +575,7 @@ async fn a_watch_wakes_the_tail_for_the_notifier_of_another_process() {
     }
 }
 
-/// Regression: a tail whose watches were refused set them again every 10 ms, and read the feed each time.
+/// Regression: a tail whose watches were refused set them again every 10 ms, so it read the feed each time.
 #[tokio::test(start_paused = true)]
 async fn the_poll_makes_good_watches_that_are_dropped_or_refused_and_is_no_more_often() {
     for fault in [WatchFault::Drop, WatchFault::Refuse(StoreError::TOO_MANY_WATCHES)] {
@@ -610,7 +610,7 @@ async fn an_idle_tail_only_polls() {
     assert!(after.reads - before.reads < 1_500, "{before:?} {after:?}");
 }
 
-/// The tail survives a period in which the feed cannot be read.
+/// The tail continues after a period in which the feed cannot be read.
 #[tokio::test(start_paused = true)]
 async fn the_tail_goes_on_after_reads_have_failed() {
     let (faults, folding, _notifier, _dispatching, dispatcher) = apart(DispatcherOptions::default()).await;
@@ -623,8 +623,8 @@ async fn the_tail_goes_on_after_reads_have_failed() {
     assert_eq!(next(&mut subscription).await.notification().name.as_str(), "a");
 }
 
-/// One process on real threads, without a poll that could repair a lost wake-up: from the commit through the fold and the tail to the
-/// subscriber.
+/// Wake-ups from the commit through the fold and the tail to the subscriber, in one process on real threads, without a poll that could make
+/// up for a lost one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_wake_up_is_lost_within_a_process() {
     let store = Store::memory();
@@ -635,8 +635,8 @@ async fn no_wake_up_is_lost_within_a_process() {
     receive_all(&store, &bus, &dispatcher).await;
 }
 
-/// The producer, the notifier and the dispatcher are in three processes, which use doorbells and watches; again, no poll could repair a
-/// lost wake-up.
+/// The producer, the notifier and the dispatcher are in three processes, which use doorbells and watches; again, no poll could make up for
+/// a lost wake-up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_wake_up_is_lost_between_processes() {
     let store = Store::memory();
@@ -649,7 +649,7 @@ async fn no_wake_up_is_lost_between_processes() {
     receive_all(&store, &producing, &dispatcher).await;
 }
 
-/// Records events, sometimes with pauses and sometimes without, and waits for the last event of each run.
+/// Records runs of events, sometimes with pauses in between, and waits for the last event of each run.
 async fn receive_all(store: &Store, bus: &Bus, dispatcher: &Dispatcher) {
     let mut random = common::dice();
     let mut all = dispatcher.subscribe(Filter::all()).stream();
@@ -672,8 +672,8 @@ async fn receive_all(store: &Store, bus: &Bus, dispatcher: &Dispatcher) {
     }
 }
 
-/// A subscription at a sequence races with the tail, which is just publishing the rows after it. On real threads: subscriptions are made
-/// without a pause until the tail has passed.
+/// On real threads, subscriptions at a sequence race with the tail, which publishes the rows after it: they are made without a pause until
+/// the tail has passed the sequence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_comes_while_a_subscription_is_made_is_delivered() {
     let node = SubscriberFixture::with(DispatcherOptions::default()).await;

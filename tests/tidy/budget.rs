@@ -1,5 +1,5 @@
-//! Size is a feature: each room of the library has a budget of lines, and so have the tests of whole worlds, the catalogue of keys
-//! and the pages. A change that raises a number of this file says why in its commit.
+//! Size is a feature: each room of the library has a budget of lines, and so have the tests of whole worlds, the catalogue of keys and the
+//! pages. A change that raises a number in this file says why in its commit.
 //!
 //! `cargo test --test tidy budgets -- --nocapture` prints the table.
 
@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use crate::{root, sources};
 
-/// The line limit of each room. A file belongs to the longest path that its own begins with.
+/// The line limit of each room. A file belongs to the longest of these paths with which its own path begins.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 175),
     ("src/base", 3_785),
@@ -97,7 +97,7 @@ fn test_files<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> BTreeSet<
     found
 }
 
-/// All pages that people write, below `folder`.
+/// Counts the words of the hand-written pages below `folder`.
 fn words(folder: &Path) -> usize {
     let mut words = 0;
     for entry in fs::read_dir(folder).unwrap() {

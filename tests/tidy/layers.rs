@@ -1,4 +1,4 @@
-//! Layers only look down, siblings only where the map lists the pair, and no files use each other in a circle.
+//! Layers only use lower layers, siblings use each other only if the map lists the pair, and no files use each other in a circle.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +11,7 @@ use crate::{root, source, sources};
 /// Layers whose folders are rooms of their own.
 const WITH_ROOMS: [&str; 3] = ["front", "roles", "state"];
 
-/// A folder of a layer and the room in it: `src/roles/consumer/shard.rs` is in the room `consumer` of the layer `roles`.
+/// Returns the layer of a file, and its room in it: `src/roles/consumer/shard.rs` is in the room `consumer` of the layer `roles`.
 fn place(file: &Path) -> (String, String) {
     let parts: Vec<_> =
         file.components().map(|part| part.as_os_str().to_str().expect("names are ASCII")).collect();
@@ -23,7 +23,7 @@ fn map() -> String {
     fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap()
 }
 
-/// The layers from the top, as the first column of the map's table has them: `` | `roles` | … | ``.
+/// Returns the layers from the top, as they are in the first column of the map's table: `` | `roles` | … | ``.
 fn layers() -> Vec<String> {
     let map = map();
     let section = map.split("\n## Layers").nth(1).expect("the map has a section on layers");
@@ -34,7 +34,7 @@ fn layers() -> Vec<String> {
     names
 }
 
-/// Pairs of rooms of one layer of which the first may use the second: `` `mirror` → `dispatcher` ``.
+/// Returns the pairs of rooms in one layer of which the first may use the second: `` `mirror` → `dispatcher` ``.
 fn siblings() -> BTreeSet<(String, String)> {
     let map = map();
     let mut found = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Keeps the house in order: layers only look down, files have one purpose and say which, nothing is left undone.
+//! Keeps the house in order: layers only use lower layers, files have one purpose and state it, and nothing is left undone.
 //!
 //! The layers are read from the table in `ARCHITECTURE.md`, so that the page and the code cannot drift apart.
 
@@ -24,7 +24,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// All Rust files of the project with their text, by path from its root.
+/// Returns all Rust files of the project with their text, by path from its root.
 fn sources() -> Vec<(PathBuf, String)> {
     fn collect(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
         for entry in fs::read_dir(folder).unwrap() {
@@ -56,7 +56,7 @@ fn files_are_small_and_say_what_they_are() {
 
 #[test]
 fn nothing_is_left_undone() {
-    // Put together here, so that this file does not find itself.
+    // Assembled here, so that the test does not find its own file.
     let marks = ["TO", "FIX", "XX"].iter().zip(["DO", "ME", "X"]).map(|(a, b)| format!("{a}{b}"));
     let marks: Vec<_> = marks.chain(["todo", "unimplemented"].map(|name| format!("{name}!("))).collect();
     let skipped = format!("#[{}", "ignore");
@@ -69,7 +69,7 @@ fn nothing_is_left_undone() {
 
 #[test]
 fn exceptions_from_lints_say_why() {
-    // Put together here, so that this file does not find itself.
+    // Assembled here, so that the test does not find its own file.
     let forms = ["allow", "expect"].map(|lint| format!("[{lint}("));
     for (path, text) in sources() {
         for (place, _) in forms.iter().flat_map(|form| text.match_indices(form.as_str())) {
@@ -83,10 +83,10 @@ fn exceptions_from_lints_say_why() {
     }
 }
 
-/// The glossary has one word for each thing; the words listed here have been replaced by it.
+/// The glossary has one word for each thing; it has replaced the words listed here.
 #[test]
 fn words_that_were_replaced_are_gone() {
-    // Put together here, so that this file does not find itself.
+    // Assembled here, so that the test does not find its own file.
     let gone = [
         ("an", "ew"),
         ("gla", "nce"),
@@ -146,7 +146,7 @@ fn names_of_types_that_were_replaced_are_gone() {
     }
 }
 
-/// All pages with their text, by path from the root.
+/// Returns all pages with their text, by path from the root.
 fn pages() -> Vec<(PathBuf, String)> {
     let folders = ["", "docs", "docs/guide"].map(|folder| root().join(folder));
     let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
@@ -189,7 +189,7 @@ fn links_between_pages_lead_somewhere() {
     assert!(wrong.is_empty(), "links that lead nowhere:\n{}", wrong.join("\n"));
 }
 
-/// Each file and module that the map names is there.
+/// Each file and module that the map names exists.
 #[test]
 fn what_the_map_names_is_there() {
     let map = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();

@@ -1,10 +1,10 @@
-//! The deliberate bugs still fit the code: what puts them there, `tests/mutations/run`, takes too long to be run every time.
+//! The deliberate bugs still fit the code: the script that applies them, `tests/mutations/run`, takes too long to run every time.
 
 use std::{fs, io, process::Command};
 
 use super::root;
 
-/// The names of the deliberate bugs and their patches, in the order in which they are applied.
+/// Returns the names of the deliberate bugs and their patches, in the order in which they are applied.
 fn patches() -> Vec<(String, String)> {
     let files = fs::read_dir(root().join("tests/mutations")).unwrap().map(|file| file.unwrap().path());
     let patches = files.filter(|path| path.extension().is_some_and(|extension| extension == "patch"));

@@ -1,4 +1,4 @@
-//! Which file of `src` uses which other one: the module tree, and every path in it, followed to the file that defines what it names.
+//! Finds which file of `src` uses which other one: the module tree, and every path in it, followed to the file that defines what it names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -54,7 +54,7 @@ impl Crate {
         self.modules.insert(path, Module { file, syntax, children, names: BTreeMap::new() });
     }
 
-    /// Pairs of files of which the first uses something that the second defines.
+    /// Returns the pairs of files of which the first uses something that the second defines.
     ///
     /// A declaration of a module is not a use, and neither is a re-export; what is used through a re-export belongs to the file that
     /// defines it.
@@ -95,7 +95,7 @@ impl Crate {
         names
     }
 
-    /// `path` as seen in the module `at`, from the root of the crate; `None` if it leads out of the crate.
+    /// Returns `path`, as seen in the module `at`, from the root of the crate; `None` if it leads out of the crate.
     fn rooted(&self, at: &ModulePath, path: &[String]) -> Option<Vec<String>> {
         let mut base: Vec<String> = match path.first()?.as_str() {
             "crate" => Vec::new(),
@@ -116,7 +116,7 @@ impl Crate {
         Some(base)
     }
 
-    /// The file that defines what `path` names.
+    /// Returns the file that defines what `path` names.
     fn defined_in(&self, path: &[String], depth: usize) -> Option<PathBuf> {
         let known = (0..=path.len()).rev().find(|end| self.modules.contains_key(&path[..*end]))?;
         let module = &self.modules[&path[..known]];
@@ -178,7 +178,7 @@ impl<'ast> Visit<'ast> for Paths {
     }
 }
 
-/// What a `use` brings in: each name, and the path that it stands for.
+/// Returns the names that a `use` brings in, each with the path that it stands for.
 fn flatten(tree: &UseTree) -> Vec<(String, Vec<String>)> {
     fn walk(tree: &UseTree, before: &[String], found: &mut Vec<(String, Vec<String>)>) {
         let with =
@@ -199,7 +199,7 @@ fn flatten(tree: &UseTree) -> Vec<(String, Vec<String>)> {
     found
 }
 
-/// Groups of files that use each other in a circle, each in order.
+/// Returns the groups of files that use each other in a circle, each in order.
 pub fn circles(uses: &BTreeSet<(PathBuf, PathBuf)>) -> Vec<Vec<PathBuf>> {
     let mut next: BTreeMap<&PathBuf, Vec<&PathBuf>> = BTreeMap::new();
     for (from, to) in uses {

@@ -43,7 +43,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// The time between commits, in microseconds of their own clock.
 const STEP_US: u64 = 100;
 
-/// How long an old version remains readable, in microseconds of that clock.
+/// How long an old version remains readable, in microseconds of the same clock.
 const LIFETIME_US: u64 = 5_000_000;
 
 /// The number of rows that a commit sets.
@@ -84,10 +84,10 @@ fn resident() -> u64 {
     pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4_096
 }
 
-/// What was measured.
+/// The measurements of one engine.
 #[derive(Default)]
 struct Figures {
-    /// The bytes of the rows alone, and with everything that the last 5 s need.
+    /// The memory of the rows alone, and together with all versions of the last 5 s, in bytes.
     rows: u64,
     with_versions: u64,
     commits: Duration,
@@ -229,7 +229,7 @@ fn notibus(rows: u64, folder: &Path) -> Figures {
     figures
 }
 
-/// Measures how long it takes to open a folder that `load` has filled, after a snapshot.
+/// Measures how long it takes to open a folder with the rows that `load` writes, all of them in a snapshot.
 fn opening(runtime: &Runtime, folder: &Path, load: impl Fn(&Store)) -> Duration {
     let (filled, copy) = (folder.join("filled"), folder.join("copy"));
     let store = Store::open_dir(&filled).unwrap();

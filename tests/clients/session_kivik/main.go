@@ -1,4 +1,4 @@
-// kivik: logs in by the address, by Basic and by a cookie, and follows databases and documents.
+// kivik: logs in with the address, with Basic and with a cookie, and follows databases and documents.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/go-kivik/kivik/v4/couchdb"
 )
 
-// must ends the program if a call has failed.
+// must ends the program if a call failed.
 func must(err error) {
 	if err != nil {
 		log.Output(2, err.Error())
@@ -56,7 +56,7 @@ func main() {
 	}
 }
 
-// follow creates and deletes a database, and expects to see just that.
+// follow creates and deletes a database, and expects to see exactly that.
 func follow(ctx context.Context, client *kivik.Client) {
 	session, err := client.Session(ctx)
 	must(err)

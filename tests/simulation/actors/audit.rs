@@ -13,8 +13,8 @@ use super::context::ActorContext;
 /// The number of rows in a page: few, so that there are several pages.
 const PAGE_ROWS: usize = 3;
 
-/// Reads the feed of notifications, and has the oracle judge whether each database is in it once, in one total order. It reads again after
-/// a fold, because nobody waits for the events of a database whose name was taken by another one.
+/// Reads the feed of notifications, and has the oracle judge whether each database is in it once, in one total order. The feed is read
+/// again if a fold came in between: nobody waits until the last events of a replaced database are folded.
 pub(super) async fn feed(actor: &ActorContext) {
     loop {
         let before = actor.shared.oracle().rows_in_order();

@@ -1,4 +1,4 @@
-//! Subscribers that run in tasks of the dispatcher: callbacks, for deliveries or batches, that sometimes panic and are made again.
+//! Subscribers that run in tasks of the dispatcher: callbacks, for deliveries or batches, that sometimes panic and are then created again.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     witness::Witness,
 };
 
-/// The longest pause before a callback that panicked is made again.
+/// The longest pause before a callback that panicked is created again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// How long a receiver waits at a barrier. There is a limit because nothing is folded while no notifier is alive.
@@ -53,10 +53,10 @@ pub(super) fn start(
     Ok(())
 }
 
-/// The last barrier that a receiver passed, and the handle of the receiver.
+/// The last barrier that a receiver passed, with the receiver's handle.
 type Passed = Arc<Mutex<Option<(Arc<CallbackHandle>, Sequence)>>>;
 
-/// The owner of a callback, which keeps its handle.
+/// The owner of a callback, which keeps the callback's handle.
 struct HandleOwner {
     source: Source,
     interest: Interest,
@@ -86,7 +86,7 @@ impl HandleOwner {
         std::future::pending::<()>().await;
     }
 
-    /// Ends the callback, and starts another one with another filter where the first one ended.
+    /// Ends the callback, and starts another one with another filter from where the first one ended.
     async fn replace(&mut self) {
         let Taker { actor, id, passed, .. } = &self.taker;
         *passed.lock() = None;
@@ -103,7 +103,7 @@ impl HandleOwner {
         }
     }
 
-    /// Waits at a barrier. A receiver that has passed it has everything that was recorded before.
+    /// Waits at a barrier. A receiver that passes it must have everything that was recorded before the wait.
     async fn wait_at_barrier(&self) {
         let (Self { source, handle, .. }, Taker { actor, id, passed, .. }) = (self, &self.taker);
         let recorded = actor.shared.oracle().recorded_so_far();
@@ -190,7 +190,7 @@ impl Taker {
         }
     }
 
-    /// Takes its time, and sometimes panics, if it may.
+    /// Spends time on an item, and sometimes panics, if it may.
     async fn work(&self, may_panic: bool) {
         let Self { actor, slowness_ms, panics, .. } = self;
         if *slowness_ms > 0 && actor.is_chaos() {

@@ -17,7 +17,7 @@ use crate::{
     witness::Witness,
 };
 
-/// The newest row of each database, tombstones included: a batch can be delivered again.
+/// The newest row of each database. Tombstones are kept, because an older batch can be delivered again.
 type Rows = Arc<Mutex<BTreeMap<DbName, Arc<Notification>>>>;
 
 pub(super) struct Catalogue {
@@ -50,7 +50,7 @@ impl Catalogue {
         }
     }
 
-    /// Works on what is new. Returns false if the job expired: then the next job starts from nothing.
+    /// Works on everything that is new. Returns `false` if the job expired; then the next job starts from nothing.
     async fn update(&mut self) -> Result<bool> {
         let Self { actor, rows, cursor } = self;
         let options = ParallelJobOptions::default().batch_rows_max(1 + actor.random(3) as usize);
@@ -78,7 +78,7 @@ impl Catalogue {
                 Ok(false)
             }
             Err(error) => {
-                // The next job starts from nothing as well, and does not report what was deleted in between.
+                // If this job started from nothing, so does the next one, which does not report what was deleted in between.
                 if *cursor == Cursor::BEGINNING {
                     rows.lock().clear();
                 }
@@ -87,7 +87,7 @@ impl Catalogue {
         }
     }
 
-    /// Brings the catalogue up to date once everything is at rest: then it shows exactly the databases that exist.
+    /// Brings the catalogue up to date once everything is at rest. It must then show exactly the databases that exist.
     async fn judge_at_rest(&mut self) {
         let shared = Arc::clone(&self.actor.shared);
         loop {

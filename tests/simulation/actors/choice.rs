@@ -59,7 +59,7 @@ fn which_databases(actor: &ActorContext) -> Which {
     }
 }
 
-/// Draws which kinds of events are wanted: mostly all.
+/// Draws which kinds of events are wanted: often all of them.
 fn some_kinds(actor: &ActorContext) -> Kinds {
     if actor.random(2) == 0 {
         return Kinds::ALL;

@@ -9,7 +9,7 @@ use crate::{
     shared::{Phase, Shared},
 };
 
-/// The interval at which a process polls whether the phase has changed.
+/// The interval at which a process polls for a change of phase.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A process, as its actors see it.
@@ -45,7 +45,7 @@ impl ActorContext {
         self.store.env().sleep(pause).await;
     }
 
-    /// Returns 64 random bits. A new choice that uses bits not used so far leaves all later draws unchanged.
+    /// Returns 64 random bits. A new choice can use spare bits of an earlier draw, so that all later draws stay the same.
     pub fn bits(&self) -> u64 {
         self.store.env().random()
     }

@@ -32,7 +32,7 @@ pub(super) struct Documents {
 }
 
 impl Documents {
-    /// Returns the documents of the layer at `actor`, if its databases have any.
+    /// Returns the documents of the layer of `actor`, if its databases have documents.
     pub fn new(actor: &ActorContext, producer: &Producer) -> Option<Self> {
         let plan = actor.shared.plan.documents.clone()?;
         Some(Self { actor: actor.clone(), changes: actor.bus.changes_with(producer.clone()), plan })

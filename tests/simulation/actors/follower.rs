@@ -1,4 +1,4 @@
-//! A follower: reads the feed shard by shard, each shard to its end, and continues with the successors.
+//! A follower: reads the feed shard by shard, each shard to its end, and then continues with its successors.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -12,7 +12,7 @@ use notibus::{
 use super::context::ActorContext;
 use crate::shared::Phase;
 
-/// How long the follower waits when there was nothing to read.
+/// How long the follower waits when there is nothing to read.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Follows the feed until the end; starts over after `Expired` and similar errors.

@@ -9,7 +9,7 @@ use notibus::{
 use super::context::ActorContext;
 use crate::{guarantee::Guarantee, keyspace::BUS_PREFIX, witness::Witness};
 
-/// The number of consecutive reads. A store that yields to other tasks does so after far fewer.
+/// The number of consecutive reads. A store that yields to other tasks does so after far fewer reads.
 const READS: usize = 1_000;
 
 /// The longest time between two runs, in milliseconds.

@@ -1,4 +1,4 @@
-//! A mirror: at each barrier it must show the databases as they were, and never one that did not exist.
+//! A mirror: at each barrier, it must show the databases as they were then, and never one that did not exist.
 
 use std::{sync::Arc, time::Duration};
 

@@ -39,7 +39,7 @@ use super::{
 /// How long a process waits after a failed start before it tries again.
 const RESTART_PAUSE: Duration = Duration::from_millis(300);
 
-/// The life of a process, from its start until it has shut down.
+/// Runs a process, from its start until it has shut down.
 pub async fn main(shared: Arc<Shared>, issuer: Issuer, store: Store) {
     while let Err(error) = live(&shared, issuer, &store).await {
         let Issuer { process, generation } = issuer;
@@ -90,7 +90,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, store: &Store) -> Result<()>
         drop(starting);
         actor.until_the_end().await;
     }
-    // These tasks end by themselves, but an answer may take long.
+    // These tasks end by themselves, but an answer may take a long time.
     busy.join_all().await;
     checked.join_all().await;
     tasks.shutdown().await;

@@ -17,7 +17,7 @@ pub(super) async fn run(actor: ActorContext) {
             actor.note(|| format!("could not operate: {error}"));
         }
     }
-    // No consumer stays paused, whatever failed before.
+    // No consumer may stay paused, whatever failed before.
     for plan in &actor.shared.plan.consumers {
         let Ok(handle) = actor.bus.consumer(&plan.name) else { continue };
         while let Err(error) = handle.resume().await {
@@ -120,7 +120,7 @@ async fn discard(actor: &ActorContext, handle: &ConsumerHandle) -> Result<()> {
     handle.discard(of.id.as_bytes()).await.map(drop)
 }
 
-/// Draws a start. The read of the horizon also makes sure that whatever an earlier call committed is known from then on.
+/// Draws a start. Reading the horizon also ensures that everything that an earlier call committed is known from then on.
 async fn draw_start(actor: &ActorContext) -> Result<Start> {
     let horizon = actor.bus.feed().horizon().await?;
     Ok(match actor.random(3) {

@@ -22,7 +22,7 @@ enum DatabaseChange {
     /// A write to a design document, with or without its id.
     Ddoc(Option<u64>),
     Delete,
-    /// This many deletions, each followed by a new creation.
+    /// This many deletions, each followed by a creation.
     Recreate(u64),
     Edit(u64),
 }
@@ -57,7 +57,7 @@ pub(super) async fn run(actor: ActorContext) {
 struct PlannedChanges {
     /// The change to each database. A database that does not exist is created instead.
     changes: BTreeMap<DbName, DatabaseChange>,
-    /// Whether the events belong to instances that are gone, and are recorded without a check.
+    /// Whether the events belong to deleted instances, and are recorded without checking.
     is_late: bool,
 }
 
@@ -90,7 +90,7 @@ fn draw(actor: &ActorContext) -> PlannedChanges {
 struct Layer<'a> {
     actor: &'a ActorContext,
     producer: &'a Producer,
-    /// The documents in its databases, if they have any.
+    /// The documents in the layer's databases, if there are any.
     documents: Option<&'a Documents>,
 }
 
@@ -115,7 +115,7 @@ impl Layer<'_> {
         Ok(())
     }
 
-    /// Applies `change` to the database `name`, whose current instance is `present`, or creates the database.
+    /// Applies `change` to the database `name`, whose current instance is `present`; creates the database if there is none.
     async fn act(
         &self,
         tx: &Transaction,

@@ -1,6 +1,6 @@
 //! Receivers: the only file of the simulation that uses the dispatcher.
 //!
-//! They subscribe as an [`Interest`] and [`ReceiverOptions`] say, and turn deliveries into plain values.
+//! Receivers subscribe according to an [`Interest`] and [`ReceiverOptions`], and turn deliveries into plain values.
 
 use std::{
     sync::{Arc, Weak},
@@ -35,7 +35,7 @@ pub(super) struct ReceiverOptions {
 /// The dispatchers of a process.
 pub(super) struct Dispatchers {
     pub main: Arc<Dispatcher>,
-    /// Reads nearly everything from the store, because its ring is tiny. Subscribers that resume use either of the two.
+    /// A dispatcher that reads nearly everything from the store, because its ring is tiny. Subscribers that resume use either dispatcher.
     without_ring: Option<Arc<Dispatcher>>,
 }
 
@@ -94,7 +94,7 @@ impl Source {
         self.0.upgrade().map(|dispatcher| dispatcher.position().into())
     }
 
-    /// Waits until the tail has published everything that was committed up to `version`, and returns a position; `None` if it never does.
+    /// Waits until the tail has published everything committed up to `version`. Returns a position, or `None` if the tail never does.
     pub async fn reached(&self, actor: &ActorContext, version: u64) -> Option<Sequence> {
         let dispatcher = self.0.upgrade()?;
         tokio::select! {
@@ -135,7 +135,7 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    /// Makes the stream of `subscribe`, in batches if `in_batches`.
+    /// Opens the stream of `subscribe`, in batches if `in_batches`.
     pub fn new(subscribe: Subscribe, in_batches: bool) -> Self {
         if in_batches { Self::Batches(subscribe.batches()) } else { Self::Deliveries(subscribe.stream()) }
     }

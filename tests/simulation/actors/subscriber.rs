@@ -62,7 +62,7 @@ pub(super) fn start(
     }
 }
 
-/// Describes how a subscriber with these options receives through a stream.
+/// Returns how a subscriber with these options receives its deliveries: through a stream.
 fn manner(terms: &ReceiverOptions) -> Manner {
     Manner { form: "a stream".into(), skips: terms.skips, panics: false }
 }
@@ -92,9 +92,9 @@ struct Taker {
     interest: Interest,
     /// The longest time that the taker spends on a delivery, in milliseconds.
     slowness_ms: u64,
-    /// Whether all rows for the taker stay in the ring, and it takes none of them in rounds of its own.
+    /// Whether all rows for the taker stay in the ring, and the taker has no rounds of its own.
     has_ring: bool,
-    /// When the taker last let rows wait in the ring: its position, the position up to which there were rows, and the end of the feed.
+    /// The state when the taker last let rows wait in the ring: its own position, the position of the tail, and the end of the feed.
     waits: Option<[Sequence; 3]>,
 }
 
@@ -185,7 +185,7 @@ impl Taker {
     }
 }
 
-/// Whether a row replaces an older one that was waiting in the ring then: the older one was the newest of its database.
+/// Whether a row replaces an older one that was waiting in the ring when the taker paused, as the newest row of its database.
 fn is_coalesced(given: &Given, interest: &Interest, [known, tail, end]: [Sequence; 3]) -> bool {
     let Given::Row(GivenRow { row, .. }) = given else { return false };
     let waited = row.previous.is_some_and(|previous| known < previous && previous <= tail);

@@ -1,6 +1,6 @@
-//! HTTP clients of `_db_updates` and of `_changes`, in every form, fast and slow, whose connections are cut and which resume.
+//! HTTP clients of `_db_updates` and of `_changes`, in every form, fast and slow, which resume after their connections are cut.
 //!
-//! Router and feeds are those of production, but requests do not go through a socket. `tests/http` judges the bytes of the protocol.
+//! The router and the feeds are the real ones, but requests do not go through a socket. `tests/http` judges the bytes of the protocol.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -53,7 +53,7 @@ impl Databases for Layer {
     }
 }
 
-/// The routers of a process, and the clients of the routers.
+/// The routers of a process, and their clients.
 pub(super) struct Web {
     api: Api,
     clients: JoinSet<()>,
@@ -109,7 +109,7 @@ enum Piece {
 struct Claim {
     query: String,
     form: Format,
-    /// Whether heartbeats were asked for.
+    /// Whether the request asks for heartbeats.
     has_heartbeat: bool,
 }
 
@@ -318,8 +318,8 @@ impl Client {
         })
     }
 
-    /// Returns the next bytes of the answer to `target`; `None` at its end. An answer with heartbeats is never silent for long after the
-    /// faults.
+    /// Returns the next bytes of the answer to `target`; `None` at its end. After the faults, an answer with heartbeats must never be
+    /// silent for long.
     async fn next(&self, body: &mut Body, (target, asked): (&str, &Claim)) -> Option<Bytes> {
         let shared = &self.actor.shared;
         loop {
@@ -353,7 +353,7 @@ fn pieces(form: Format, text: &mut Vec<u8>, is_end: bool) -> std::result::Result
         Format::Events => b"\n\n",
     };
     if form == Format::Array {
-        // An answer that was cut off has no end.
+        // An answer that was cut off is not complete JSON.
         let Ok(all) = serde_json::from_slice::<Value>(text) else { return Ok(Vec::new()) };
         let (Some(rows), Some(last)) = (all["results"].as_array(), all["last_seq"].as_str()) else {
             return Guarantee::Framed.fails(format!("{all} is no feed"));

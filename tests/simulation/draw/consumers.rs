@@ -22,18 +22,18 @@ const FOLLOWED_MAX: usize = 2;
 #[derive(Debug, Clone)]
 pub(crate) struct ConsumerPlan {
     pub name: String,
-    /// The database whose documents the consumer follows, as long as that database exists; `None` if it follows the notifications.
+    /// The database whose documents the consumer follows, as long as that database exists; `None` if it follows notifications.
     pub documents: Option<DbName>,
     pub start: Start,
     /// What the consumer wants.
     pub interest: Interest,
-    /// Whether its handlers work on batches, or on ids concurrently.
+    /// Whether the handlers work on batches; otherwise they work on ids, concurrently.
     pub is_batch: bool,
-    /// Whether the transaction that finishes work is also the one with its effect. Otherwise the transactions are only verified.
+    /// Whether the transaction that finishes work is also the one with its effect. Otherwise, transactions are only verified.
     pub is_exact: bool,
-    /// The ids on which the handlers fail forever.
+    /// The ids on which the handlers always fail.
     pub failing: Vec<String>,
-    /// The maximum number of transactions in a run before the last one.
+    /// The maximum number of transactions before the last one of a run.
     pub steps_max: u64,
     /// The longest pause within a run, in milliseconds.
     pub work_max_ms: u64,
@@ -44,11 +44,11 @@ pub(crate) struct ConsumerPlan {
     /// The maximum number of concurrent runs for the ids of one tenant, if the ids have tenants.
     pub tenants_max: Option<usize>,
     pub options: ConsumerOptions,
-    /// How the members leave, if the consumer expires.
+    /// The absences of the members, if the consumer can expire.
     pub absences: Option<AbsencePlan>,
 }
 
-/// How long a consumer is without members, and after how long it is deleted.
+/// How long a consumer has no members, and after how long without them it is deleted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AbsencePlan {
     pub expiry: Duration,
@@ -75,13 +75,13 @@ impl ConsumerPlan {
         self.absences.is_some_and(|absences| !absences.returns)
     }
 
-    /// Returns the settings of a consumer that follows the notifications.
+    /// Returns the settings of the consumer, which must follow notifications.
     pub fn settings(&self) -> ConsumerSettings {
         let settings = ConsumerSettings::default().filter(self.interest.filter()).start(self.start);
         settings.expiry(self.absences.map(|absences| absences.expiry))
     }
 
-    /// Draws consumer `number` of notifications.
+    /// Draws a consumer of notifications with the number `number`.
     fn draw(random: &mut Rng, world: &WorldPlan, number: usize) -> Self {
         let ms = |random: &mut Rng, from: u64, to: u64| Duration::from_millis(random.u64(from..=to));
         let names = &world.names;
@@ -134,7 +134,7 @@ impl ConsumerPlan {
         }
     }
 
-    /// Returns a copy of the plan for the documents of the database `db`, which is number `number`.
+    /// Turns the plan into one for the documents of the database `db`, which has the number `number`.
     fn of_documents(self, db: &DbName, number: usize) -> Self {
         Self {
             name: format!("documents-{number}"),
@@ -148,7 +148,7 @@ impl ConsumerPlan {
 }
 
 impl WorldPlan {
-    /// Adds consumers, in most worlds.
+    /// Adds consumers in most worlds.
     pub(super) fn with_consumers(mut self, random: &mut Rng) -> Self {
         let number = if random.u32(0..4) == 0 { 0 } else { random.usize(1..=2) };
         let mut consumers: Vec<_> =
@@ -185,8 +185,8 @@ impl WorldPlan {
         self
     }
 
-    /// Adds everything that exposes the janitor to consumers that come and go: an operator that does little else, many tombstones that soon
-    /// reach their retention, and slow transactions.
+    /// Adds everything that exposes the janitor to consumers that come and go: an operator that only deletes and creates consumers, many
+    /// tombstones that soon reach their retention, and slow transactions.
     fn churn_consumers(&mut self, random: &mut Rng) {
         self.churns_consumers = true;
         self.documents = None;
@@ -200,9 +200,9 @@ impl WorldPlan {
         self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=20));
     }
 
-    /// Makes the result of many commits unknown in some worlds, with late answers, so that others act before a transaction is tried again.
-    /// There, consumers give rows up after two attempts, so a commit of the first attempt with an unknown result is decided between the
-    /// two. More consumers expire, each after a few passes of the janitor, some of which fail.
+    /// In some worlds, makes the results of many commits unknown and their answers late, so that others act before a transaction is
+    /// retried. Consumers there give up on a row after two attempts, so that a first attempt whose commit had an unknown result is decided
+    /// between the two. More consumers also expire, each after a few passes of the janitor, some of which fail.
     pub(super) fn with_doubts(mut self, random: &mut Rng) -> Self {
         if random.u32(0..6) > 0 {
             return self;

@@ -13,15 +13,15 @@ use super::WorldPlan;
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(crate) struct SizePlan {
-    /// Names have the maximum length.
+    /// Whether names have the maximum length.
     pub has_long_names: bool,
-    /// One partition has thousands of databases, and transactions record events of hundreds of them.
+    /// Whether one partition has thousands of databases, and transactions record events of hundreds of them.
     pub is_crowded: bool,
-    /// The feed begins with thousands of shards.
+    /// Whether the feed begins with hundreds of shards.
     pub has_many_shards: bool,
-    /// Each dispatcher has hundreds of subscribers.
+    /// Whether each dispatcher has hundreds of subscribers.
     pub has_many_subscribers: bool,
-    /// Durations that a bus can do without have the largest possible value.
+    /// Whether the durations that a bus can do without have the maximum value.
     pub has_endless_durations: bool,
 }
 
@@ -50,7 +50,7 @@ impl WorldPlan {
         }
         if self.sizes.has_long_names {
             self.names.iter_mut().for_each(|name| *name = lengthened(name));
-            // A single database with such a name does not fit into a small fold.
+            // Otherwise not even one database with such a name would fit into a fold.
             self.fold_size_max = self.fold_size_max.map(|size| size * 10);
         }
         if self.sizes.has_many_subscribers {
@@ -76,7 +76,7 @@ impl WorldPlan {
         self.grow_roomy();
     }
 
-    /// Makes the limits of roles large enough for this much work.
+    /// Makes the limits of the roles large enough for this much work.
     fn grow_roomy(&mut self) {
         self.latency_us = self.latency_us.min(500);
         self.slow_ms = self.slow_ms.min(500);
@@ -85,7 +85,7 @@ impl WorldPlan {
         self.dispatcher.catch_up_rows_max = 256;
     }
 
-    /// Makes durations endless that only limit failures, or how long things are kept.
+    /// Sets the durations that only limit failures, or how long things are kept, to the maximum.
     fn lengthen_durations(&mut self) {
         let lengthen = |balance: &mut BalanceOptions| balance.handover = Duration::MAX;
         lengthen(&mut self.notifier.balance);
@@ -95,7 +95,7 @@ impl WorldPlan {
     }
 }
 
-/// Returns `name`, extended to the maximum length, with its prefix and its suffix.
+/// Returns `name`, padded to the maximum length, with the same prefix and the same suffix.
 fn lengthened(name: &DbName) -> DbName {
     let name = name.as_str();
     // The prefix and the suffix of "shop/_replicator" share the "/".

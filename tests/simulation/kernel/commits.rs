@@ -33,7 +33,7 @@ use crate::{
     witness::{Fault, Witness},
 };
 
-/// The longest delays of commits without a waiting caller, in milliseconds; at most the lifetime of a transaction.
+/// Upper limits for the delay of a late commit, in milliseconds, one of which is drawn; none exceeds the lifetime of a transaction.
 const LATE_MAX_MS: [u64; 4] = [10, 100, 1_000, 4_500];
 
 /// A commit on its way to the store.
@@ -42,9 +42,9 @@ pub struct Flight {
     deferred: DeferredCommit,
     mutations: Vec<Operation>,
     issuer: Issuer,
-    /// Whether its process has already learned that the commit failed.
+    /// Whether the issuer has already learned that the commit failed.
     is_late: bool,
-    /// Whether the commit happens even if its process is gone.
+    /// Whether the commit happens even if its process has crashed.
     is_sure: bool,
     state: Mutex<FlightState>,
 }
@@ -53,7 +53,7 @@ enum FlightState {
     Under {
         /// Whether the caller still waits for the commit.
         is_awaited: bool,
-        /// Wakes the caller, once it has waited for longer than a commit takes.
+        /// Wakes the caller, if the commit has not arrived by the end of the caller's delay.
         waker: Option<Waker>,
     },
     Arrived(Option<Stamp>),
@@ -157,7 +157,7 @@ impl Flight {
         Arc::ptr_eq(&self.engine, engine)
     }
 
-    /// Adds the keys that a commit at `stamp` completes with that stamp to the touched keys.
+    /// Adds to `touched` the keys that the commit completes with its `stamp`.
     pub fn add_stamped(&self, touched: &mut Touched, stamp: Versionstamp) {
         for mutation in &self.mutations {
             if let Operation::Atomic { op: AtomicOp::SetVersionstampedKey, key, .. } = mutation {
@@ -166,16 +166,16 @@ impl Flight {
         }
     }
 
-    /// Arrives at the store, which decides the commit. Returns what is unknown about the commit if the store lost its power meanwhile.
+    /// Lets the commit arrive at the store, which decides it. Returns what is unknown about the commit if the power failed in the meantime.
     pub fn arrive(&self, shared: &Arc<Shared>) -> Option<Doubt> {
         let is_awaited = matches!(*self.state.lock(), FlightState::Under { is_awaited: true, .. });
         let is_orphan = !is_awaited && !self.is_late;
         if is_orphan && !self.is_sure {
             return None;
         }
-        // The oracle stays locked, so that nobody reports consequences of this commit before it is judged.
+        // The oracle stays locked, so that no actor reports consequences of this commit before it is judged.
         let mut oracle = shared.oracle();
-        // Reads the rows before the commit; all of this happens at one moment.
+        // Reads the rows as they were before the commit; no time passes in between.
         let before = self.engine.begin();
         ready(before.read_version()).expect("the engine can always be read");
         let mut touched = BTreeMap::new();
@@ -257,9 +257,9 @@ impl Flight {
 
 /// A commit that failed because the power or the disk did, so that its result is unknown.
 pub struct Doubt {
-    /// The keys that the commit touches.
+    /// The keys that the commit touches, with their earlier values.
     pub touched: Touched,
-    /// The answer of the store.
+    /// The store's answer.
     pub answer: Error,
 }
 

@@ -1,6 +1,6 @@
 //! [`Link`]: the connection of a process to the store: a network that delays, loses and lies.
 //!
-//! It decides about reads and watches. [`commits`](super::commits) decides about commits.
+//! The link decides the fate of reads and watches; [`commits`](super::commits) decides that of commits.
 
 use std::{
     sync::Arc,
@@ -79,7 +79,7 @@ impl Link {
         self.shared.note(|| format!("process {process}.{generation} {}", line()));
     }
 
-    /// Returns the watch, perhaps with a fault.
+    /// Returns the watch, which may now have a fault.
     pub fn disturb(self: &Arc<Self>, watch: Watch) -> Watch {
         let shared = &self.shared;
         if shared.strikes(Fault::WatchDropped) {
@@ -110,7 +110,7 @@ impl Link {
     }
 }
 
-/// A watch of the engine that makes its process run when it fires.
+/// A watch of the engine that makes a process run when it fires.
 struct Crossing {
     watch: Watch,
     time: Time,
@@ -143,7 +143,7 @@ impl Future for Crossing {
 }
 
 impl Interceptor for Link {
-    /// A read happens after a delay, unless a fault strikes. After a failed read, all later operations of the attempt fail.
+    /// Lets a read happen after a delay, unless a fault strikes. After a failed read, all later operations of the attempt fail.
     fn before_read(&self, operation: &Operation, failed: &Failed) -> Option<BoxFuture<'static, Result<()>>> {
         let is_watch = matches!(operation, Operation::Watch { .. });
         let is_refused = is_watch && self.shared.strikes(Fault::WatchRefused);
@@ -183,7 +183,7 @@ impl Interceptor for Link {
 
     fn commit(self: &Arc<Self>, commit: Commit<'_>) -> BoxFuture<'static, Stamp> {
         if !commit.attempt.writes() {
-            // The client decides this commit by itself.
+            // A client decides a commit without writes by itself.
             return commit.happen();
         }
         if commit.attempt.operations.iter().any(|done| matches!(done, Operation::Watch { .. })) {

@@ -1,6 +1,6 @@
 //! [`Machine`]: the disk of a durable store, with power failures and failing operations.
 //!
-//! The store is the one of production. Its disk is in memory, and treats unsynced writes as a real disk may: when the power fails, a random
+//! The store is the production one. Its disk is in memory, and treats unsynced writes as a real disk may: when the power fails, a random
 //! part of them survives.
 
 use std::{path::Path, sync::Arc};
@@ -26,14 +26,14 @@ pub struct Machine {
     disk: SimulatedDisk,
     /// The planned fault.
     trouble: Arc<Mutex<Trouble>>,
-    /// The minimum length of a journal before there is a snapshot, in bytes.
+    /// The minimum length of a journal, in bytes, before a snapshot is written.
     journal_len_min: u64,
     store: DiskStore,
     /// What happened to unsynced pages in the last power failure.
     unsynced: Unsynced,
 }
 
-/// Which operations of a disk fail.
+/// The kind of disk operation that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Failing {
     Writes,
@@ -71,7 +71,7 @@ enum Trouble {
         after: usize,
         happens: bool,
     },
-    /// After this many operations of this kind one has this fault, and the next one fails with the code, if there is one.
+    /// After this many operations of this kind, one has this fault, and the next one fails with the code in `then`, if there is one.
     Fault {
         of: Failing,
         after: usize,
@@ -132,7 +132,7 @@ impl Machine {
         self.store.database.clone()
     }
 
-    /// Returns the version of the newest commit that was recovered by the opening of the store that used `version`.
+    /// Returns the version of the newest recovered commit of the opening that used `version`; `None` if that opening is not known.
     pub fn recovered(&self, version: u64) -> Option<u64> {
         self.store.recovered(version)
     }
@@ -148,7 +148,7 @@ impl Machine {
         let of = Failing::ALL[random.usize(0..Failing::ALL.len())];
         let code = |random: &mut fastrand::Rng| CODES[random.usize(0..CODES.len())];
         let (fault, then) = match (of, random.usize(0..=CODES.len())) {
-            // The rest of the write succeeds, or cannot be written.
+            // The rest of a partial write then either succeeds or also fails.
             (Failing::Writes, 0) => {
                 (DiskFault::Short(random.usize(1..40)), random.bool().then(|| code(random)))
             }
@@ -204,7 +204,7 @@ impl Machine {
         self.trouble.lock()
     }
 
-    /// Closes the store in an orderly way.
+    /// Mends the disk, and closes the store cleanly.
     pub fn close(&self) {
         self.disk.mend();
         self.empty();
@@ -216,7 +216,7 @@ impl Machine {
         self.with(self.copied(), env)
     }
 
-    /// Returns a copy of the disk, as if a folder were copied while it is open.
+    /// Returns a copy of the disk, as if the folder were copied while it is open.
     pub fn copied(&self) -> SimulatedDisk {
         let copy = self.disk.copied();
         copy.resize(None);
@@ -231,7 +231,7 @@ impl Machine {
     /// Returns the machine after its power came back; the power may have failed again while the store was opened. `random` decides which
     /// unsynced writes survive.
     pub fn restarted(&self, random: &mut fastrand::Rng, env: &Env) -> Result<Self> {
-        // A store that is opened without room writes its versions only with its first commit, but a world asks for them before.
+        // A store that is opened on a full disk writes its versions only with its first commit, but the world asks for them earlier.
         self.empty();
         let (mut disk, unsynced) = self.disk.after_power_failure(|below| random.usize(0..below));
         if random.u32(0..3) == 0 {

@@ -1,4 +1,4 @@
-//! What a world runs on: time, processes, the network to the store, and the disk below it. None of this knows of a bus.
+//! What a world runs on: time, processes, the network to the store, and the disk below it. None of this knows about a bus.
 
 pub mod commits;
 pub mod link;
@@ -22,7 +22,7 @@ pub struct Issuer {
     pub generation: u64,
 }
 
-/// An entry of the schedule of a world.
+/// An entry in the schedule of a world.
 pub enum Event {
     /// Nothing happens, except that sleepers wake.
     Nothing,
@@ -39,7 +39,7 @@ pub enum Event {
     Copy,
     /// The store is replaced with the copy.
     Restore,
-    /// An operator finds that an older state was restored, and raises the incarnation.
+    /// An operator notices that an older state was restored, and raises the incarnation.
     Raise,
     /// The faults end.
     Rest,

@@ -1,6 +1,6 @@
 //! [`Time`]: the one clock of a world, with its schedule; [`Clock`]: the clock of a process.
 //!
-//! Time stands still while a process can run, and then jumps to the next entry of the schedule. Entries for the same moment are taken in
+//! Time stands still while a process can run, and then jumps to the next entry in the schedule. Entries for the same moment are taken in
 //! the order in which they were added, so nothing depends on the machine.
 
 use std::{
@@ -20,20 +20,20 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{Event, ProcessId};
 
-/// The wall clock at the beginning of a world, in milliseconds since 1970. It only affects times that are displayed.
+/// The time of the wall clock at the beginning of a world, in milliseconds since 1970. It only affects times that are displayed.
 const WALL_START_MS: u64 = 1_700_000_000_000;
 
 /// The key of an entry in the schedule: its time, and its place among the entries for that time.
 type TimerKey = (u64, u64);
 
-/// An entry of the schedule.
+/// An entry in the schedule.
 pub enum Due {
     /// Wakes a sleeper of a process.
     Wake(ProcessId, Waker),
     Event(Event),
 }
 
-/// The clock of a world, with its schedule. Clones share it.
+/// The clock of a world, with its schedule. Clones share both.
 #[derive(Clone, Default)]
 pub struct Time {
     schedule: Arc<Mutex<Schedule>>,
@@ -134,7 +134,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).expect("a world does not last for centuries")
 }
 
-/// The clock of a process: it starts at any time, runs faster or slower than true time, and sometimes jumps ahead.
+/// The clock of a process: it starts at a random time, runs faster or slower than true time, and sometimes jumps ahead.
 pub struct Clock {
     time: Time,
     process: ProcessId,
@@ -175,7 +175,7 @@ impl Clock {
         self.ahead.load(Ordering::Relaxed) + passed / 1_000 * self.ppm / 1_000
     }
 
-    /// Jumps ahead by `by`, as after a suspension of the machine.
+    /// Jumps ahead by `by`, as if the machine had been suspended.
     pub fn jump(&self, by: Duration) {
         self.ahead.fetch_add(nanos(by), Ordering::Relaxed);
         self.time.wake_all(self.process);
@@ -203,13 +203,13 @@ impl Environment for Handle {
         Box::pin(Sleep { clock: Arc::clone(&self.0), deadline, place: None })
     }
 
-    /// Time stands still while a process computes. This adds up to two milliseconds, as if some of its polls took that long.
+    /// Time stands still while a process computes. This adds up to 2 ms, as if some of its polls took that long.
     fn computing(&self) -> Duration {
         self.now() + Duration::from_micros(self.0.random.lock().u64(..2_000))
     }
 }
 
-/// Returns the time of a store. Its wall clock, from which the versions are taken, is `ahead_ms` milliseconds ahead of true time.
+/// Returns an environment for a store. Its wall clock, from which the versions are taken, is `ahead_ms` milliseconds ahead of true time.
 pub fn store_time(time: &Time, ahead_ms: i64) -> Env {
     let clock = Clock { wall_skew_ms: ahead_ms, ..Clock::exact(time, ProcessId::MAX) };
     Arc::new(clock).env()
@@ -220,7 +220,7 @@ struct Sleep {
     clock: Arc<Clock>,
     /// The time to wait for, in nanoseconds.
     deadline: u64,
-    /// The entry in the schedule, while this waits.
+    /// The entry in the schedule, while the sleep lasts.
     place: Option<TimerKey>,
 }
 

@@ -1,14 +1,14 @@
 //! [`Account`]: what one subscriber must still receive, by names of databases and kinds of events.
 //!
-//! It is computed from the subscriber's start and interest and from the [`Ledger`]. The only other input is which rows were delivered to
-//! the subscriber, with the kinds of their news.
+//! The account is computed from the subscriber's start and interest, and from the [`Ledger`]. The only other input is which rows were
+//! delivered to the subscriber, with the kinds of their news.
 //!
 //! - The newest fact of each wanted kind about the newest instance of a name is due if it came after the start. A row of the name at or
 //!   after that fact, with that kind among its news, settles it.
-//! - A deletion is due by name to every subscriber that may know the name: the name existed at the start of the subscriber, or at a
-//!   position that it claimed, or a row of a living instance was delivered to it. A row at or after the first deletion since then, with
-//!   `Deleted` among its news, settles it, whichever instance they name. A deletion stays due whatever happens to the subscriber, except
-//!   that after `Expired` the subscriber knows nothing, and after `Lagged` nothing that it skipped is due.
+//! - A deletion is due, by name, to every subscriber that may know the name: because the name existed at the subscriber's start or at a
+//!   position that it claimed, or because a row of a living instance was delivered to it. A row at or after the first deletion since then,
+//!   with `Deleted` among its news, settles the deletion, whichever instance the news names. A deletion stays due whatever happens to the
+//!   subscriber, except that after `Expired` the subscriber knows nothing, and after `Lagged` nothing that it skipped is due.
 
 use std::collections::BTreeMap;
 
@@ -22,11 +22,11 @@ pub(super) type Wants = BTreeMap<DbName, Kinds>;
 /// What a subscriber must still receive.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Account {
-    /// The wanted kinds for each name, each with the position after which they are due.
+    /// The wanted kinds for each name, each with the position after which its facts are due.
     from: BTreeMap<(DbName, EventKind), Start>,
-    /// The newest row that was delivered for each name with news of each kind.
+    /// The newest row with news of each kind that was delivered for each name.
     delivered: BTreeMap<(DbName, EventKind), Sequence>,
-    /// The names that the subscriber may know to exist, with the newest position at which they existed, as far as it knows.
+    /// The names that the subscriber may know to exist, each with the newest position at which it knows that the name existed.
     known: BTreeMap<DbName, Sequence>,
 }
 
@@ -44,10 +44,10 @@ impl Account {
         self.want(ledger, wants, start);
     }
 
-    /// The subscriber claims that everything up to `position` was delivered, so it knows for each name whether it exists.
+    /// Records the subscriber's claim that everything up to `position` was delivered, so that it knows which names exist.
     pub fn stand(&mut self, ledger: &Ledger, position: Sequence) {
         let deletions = self.from.iter().filter(|((_, kind), from)| {
-            // The subscriber knows more than this about names that it wants only from a later position on.
+            // The subscriber already knows more than `position` says about names that it wants only from a later position on.
             *kind == EventKind::Deleted && **from <= Start::At(position)
         });
         for ((name, _), _) in deletions {
@@ -85,8 +85,8 @@ impl Account {
         }
     }
 
-    /// Delivers a row of `name` at `at` with news of these kinds. Returns how many deletions that settles; fails if a deletion is due and
-    /// not among the news.
+    /// Records the delivery of a row of `name` at `at` with news of these kinds. Returns how many deletions that settles; fails if a
+    /// deletion is due and not among the news.
     pub fn deliver(
         &mut self,
         ledger: &Ledger,
@@ -108,7 +108,7 @@ impl Account {
         Ok(owed.len())
     }
 
-    /// The subscriber skipped everything up to `to`.
+    /// Records that the subscriber skipped everything up to `to`.
     pub fn lag(&mut self, ledger: &Ledger, to: Sequence) {
         for start in self.from.values_mut() {
             *start = (*start).max(Start::At(to));
@@ -118,7 +118,7 @@ impl Account {
         }
     }
 
-    /// The subscriber got `Expired`.
+    /// Records that the subscriber got `Expired`.
     pub fn expire(&mut self) {
         for start in self.from.values_mut() {
             *start = Start::Nothing;
@@ -127,8 +127,8 @@ impl Account {
         self.known.clear();
     }
 
-    /// The subscriber resumes, and knows everything up to `start`; earlier deliveries count. It may have skipped more than that and died
-    /// before it saved its position.
+    /// Records that the subscriber resumes, and knows everything up to `start`; earlier deliveries still count. It may have skipped more
+    /// than that, and crashed before it saved its position.
     pub fn resume(&mut self, ledger: &Ledger, start: Start) {
         for ((name, _), from) in &mut self.from {
             if *from <= start {
@@ -160,12 +160,12 @@ impl Account {
         ledger.deletions_after(name, Start::At(*known).max(*from).max(paid))
     }
 
-    /// Describes something that happened up to `to` and is still due. A name whose newest deletion came after `to` is delivered later.
+    /// Describes something that happened up to `to` and is still due. A name whose newest deletion came after `to` will be delivered later.
     pub fn is_owed(&self, ledger: &Ledger, to: Sequence) -> Option<String> {
         self.is_owed_of(ledger, to, |_, _| true)
     }
 
-    /// Does the same for the names and kinds that pass the filter.
+    /// Describes the same, but only for the names and kinds that `is_sent` selects.
     pub fn is_owed_of(
         &self,
         ledger: &Ledger,

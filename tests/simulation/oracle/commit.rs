@@ -21,7 +21,7 @@ pub(crate) struct Change {
 pub(crate) struct ObservedCommit<'a> {
     pub issuer: Issuer,
     pub stamp: Versionstamp,
-    /// Whether its process had already learned that the commit failed.
+    /// Whether the issuer had already learned that the commit failed.
     pub is_late: bool,
     pub touched: BTreeMap<Bytes, Change>,
     /// Reads any value as it was before the commit.

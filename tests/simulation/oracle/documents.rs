@@ -1,8 +1,8 @@
 //! The oracle for the documents of databases: the feed of a database has each document with its last edit, and nothing else; the feed
 //! begins and ends with its database.
 //!
-//! It trusts what the layer stores about its documents in the same transactions. A layer that names a wrong previous edit harms only
-//! itself: the row that should have been removed stays.
+//! The oracle trusts what the layer stores about its documents in the same transactions. A layer that names a wrong previous edit harms
+//! only itself: the row that should have been removed stays.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,26 +29,26 @@ use crate::{
 };
 
 impl Oracle {
-    /// Returns one of the databases that exist, as `random` decides.
+    /// Returns one of the existing databases, chosen by `random`.
     pub fn some_database(&self, random: u64) -> Option<Db> {
         let place = random % (self.databases.len() as u64).max(1);
         let (name, instance) = self.databases.iter().nth(place as usize)?;
         Some(Db::new(name.clone(), *instance))
     }
 
-    /// Returns the databases that exist.
+    /// Returns the existing databases.
     pub fn living(&self) -> Vec<Db> {
         self.databases.iter().map(|(name, instance)| Db::new(name.clone(), *instance)).collect()
     }
 
-    /// Returns the position of one of the document's edits so far, as `random` decides.
+    /// Returns the position of one of the document's edits so far, chosen by `random`.
     pub fn some_edit(&self, instance: DbInstance, id: &str, random: u64) -> Option<Sequence> {
         let feed = self.documents.get(&instance)?;
         let edits: Vec<_> = feed.past.iter().filter(|(_, doc)| doc.id.as_str() == id).collect();
         edits.get((random % (edits.len() as u64).max(1)) as usize).map(|(at, _)| **at)
     }
 
-    /// Judges what a commit changed in the documents of databases.
+    /// Judges the changes that a commit made to the documents of databases.
     pub(super) fn judge_documents(
         &mut self,
         findings: &Findings,
@@ -86,7 +86,7 @@ impl Oracle {
             findings.witness(Witness::DocumentsRemoved);
         }
         for (instance, touched) in all {
-            // A database that was created and deleted in the same commit leaves nothing.
+            // A database that was created and deleted in the same commit leaves nothing behind.
             let is_left = |change: &Change| change.after.is_some();
             if !lives.contains(&instance) {
                 let mut changes = touched.entries.iter().map(|(_, change)| *change);
@@ -111,7 +111,7 @@ impl Oracle {
         }
     }
 
-    /// Judges the end of `feed` with its database: nothing in it may be left.
+    /// Judges the end of `feed`, which ends with its database: none of its rows may be left.
     fn judge_end(instance: DbInstance, feed: &DocFeed, touched: &Touched<'_>) -> Verdict {
         let is_removed = |at: &Sequence| {
             touched.rows.iter().any(|(_, place, change)| place == at && change.after.is_none())
@@ -167,7 +167,7 @@ impl Oracle {
         }
     }
 
-    /// Judges the end of a tail for `reason`, which is right only if the database is gone, or if the tail had read past what was certainly
+    /// Judges whether a tail could rightly end for `reason`: its database must be gone, or the tail must have read past what was certainly
     /// copied.
     pub fn doc_tail_ended(&mut self, findings: &Findings, id: DocTailId, reason: &str) {
         let Some(tail) = self.doc_tails.remove(&id) else { return };

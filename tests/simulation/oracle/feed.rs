@@ -40,7 +40,7 @@ impl Oracle {
         owner.is_some_and(|node| self.nodes.get(&seen.issuer).is_some_and(|nodes| nodes.contains(&node)))
     }
 
-    /// Judges and records what a commit changed in the rows of the feed.
+    /// Judges and records the changes that a commit made to the rows of the feed.
     pub(super) fn judge_feed(
         &mut self,
         findings: &Findings,
@@ -66,7 +66,7 @@ impl Oracle {
                     let is_free = owner(&change.before).is_some()
                         && change.after.is_some()
                         && owner(&change.after).is_none();
-                    // A reset, deletion or pause of a consumer takes its leases away.
+                    // A reset, deletion or pause of a consumer also takes its leases from their owners.
                     let is_taken = items.iter().any(|(item, _)| matches!(item, StoredItem::Consumer(_)));
                     if is_free && !is_taken && !self.owns(seen, pool, *resource) {
                         return Guarantee::Fenced
@@ -148,7 +148,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges the next row of `name`: the previous row is gone, and the totals grow by events that were recorded.
+    /// Judges the next row of `name`: the previous row must be gone, and the totals may grow only by events that were recorded.
     fn judge_row(
         &mut self,
         findings: &Findings,
@@ -173,7 +173,7 @@ impl Oracle {
         };
         let mut kinds: Kinds =
             EventKind::ALL.into_iter().filter(|kind| news.lanes()[*kind as usize] > 0).collect();
-        // The id of a changed design document, even without a count, also stands for a change.
+        // The id of a changed design document counts as a change, even if no such event was counted.
         if row.ddoc_updated_at == Some(row.sequence) {
             kinds |= EventKind::DdocUpdated.into();
         }

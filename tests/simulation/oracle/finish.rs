@@ -41,8 +41,8 @@ impl Oracle {
             .or_else(|| self.web_clients_owe())
     }
 
-    /// Finds a recorded change to a design document that no row has reported since. Nobody reads the rows of a database whose name was
-    /// taken by another one.
+    /// Finds a recorded change to a design document that no row has reported since. Databases whose name was taken by another one do not
+    /// count, because nobody reads their rows.
     fn unreported_ddoc(&self) -> Option<&(Db, Option<DdocId>)> {
         let is_reported = |(ddoc, recorded): &(&(Db, Option<DdocId>), &Sequence)| {
             let found = self.reported_ddocs.get(*ddoc);
@@ -68,7 +68,7 @@ impl Oracle {
         }
     }
 
-    /// Returns the row of each database, in the order of the feed.
+    /// Returns the rows of all databases, in the order of the feed.
     pub fn rows_in_order(&self) -> Vec<Arc<Notification>> {
         let mut rows: Vec<_> = self.rows.values().map(|placed| Arc::clone(&placed.row)).collect();
         rows.sort_unstable_by_key(|row| row.sequence);

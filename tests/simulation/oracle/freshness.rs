@@ -1,4 +1,4 @@
-//! Barriers and mirrors: a reader that waited for all commits must know them.
+//! Barriers and mirrors: a reader that waited for all commits must know all of them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,12 +8,12 @@ use super::{Oracle, commit::Verdict, given::Start, interest::Interest, models::s
 use crate::{findings::Findings, guarantee::Guarantee};
 
 impl Oracle {
-    /// Returns all events that were recorded so far, for [`Oracle::passed_barrier`].
+    /// Returns all events recorded so far, for [`Oracle::passed_barrier`].
     pub fn recorded_so_far(&self) -> BTreeMap<Db, Counters> {
         self.recorded.clone()
     }
 
-    /// Judges a barrier that returned `at` to a waiter that came after the events in `recorded`. All of these must be folded.
+    /// Judges a barrier that returned `at` to a waiter that arrived after the events in `recorded`. All of these events must be folded.
     pub fn passed_barrier(&self, findings: &Findings, recorded: &BTreeMap<Db, Counters>, at: Sequence) {
         for (db, before) in
             recorded.iter().filter(|(db, _)| self.databases.get(&db.name) == Some(&db.instance))
@@ -28,8 +28,7 @@ impl Oracle {
         }
     }
 
-    /// Judges a barrier that let a subscriber pass at `at` directly after `Expired`: nothing up to there may still be due to the
-    /// subscriber.
+    /// Judges a barrier that let a subscriber pass at `at` directly after `Expired`: nothing up to `at` may still be due to the subscriber.
     pub fn passed_after_expiry(&self, findings: &Findings, id: SubscriberId, at: Sequence) {
         if let Some(owed) = self.is_owed(id, at) {
             let reason = format!("a barrier was passed at {at} after `Expired`, and {owed}");
@@ -37,7 +36,7 @@ impl Oracle {
         }
     }
 
-    /// Judges the `rows` that a mirror of what `interest` wants shows. The mirror must show everything up to `at`, and only what existed.
+    /// Judges the `rows` that a mirror with this `interest` shows. The mirror must show everything up to `at`, and only what existed.
     pub fn judge_mirror<'a>(
         &self,
         interest: &Interest,

@@ -7,7 +7,7 @@ use notibus::{
     event::{DbInstance, DdocId, EventKind, Kinds, Notification, Sequence},
 };
 
-/// What a subscriber knows at its beginning.
+/// What a subscriber knows when it begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Start {
     Nothing,
@@ -16,7 +16,7 @@ pub(crate) enum Start {
 }
 
 impl From<Cursor> for Start {
-    /// What a reader at this cursor knew when its reading began. Later facts may still have to be delivered.
+    /// Returns what a reader at this cursor knew when its reading began. Later facts may still have to be delivered.
     fn from(cursor: Cursor) -> Self {
         match cursor.knowledge() {
             Knowledge::Nothing => Self::Nothing,
@@ -26,7 +26,7 @@ impl From<Cursor> for Start {
 }
 
 impl Start {
-    /// Whether something at `at` came after this knowledge.
+    /// Whether something at `at` is beyond this knowledge.
     pub fn is_before(self, at: Sequence) -> bool {
         match self {
             Self::Nothing => true,

@@ -7,7 +7,7 @@ use notibus::{
     event::{DbName, DdocId, EventKind, Kinds},
 };
 
-/// A glob pattern, with a function that does the same.
+/// A glob pattern, with a function that matches the same names.
 #[derive(Clone, Copy)]
 pub(crate) struct Glob {
     pattern: &'static str,
@@ -15,7 +15,7 @@ pub(crate) struct Glob {
 }
 
 impl fmt::Debug for Glob {
-    /// The address of the function is left out, because it differs between processes.
+    /// Leaves out the address of the function, because it differs between processes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.pattern)
     }
@@ -34,7 +34,7 @@ pub(crate) const GLOBS: [Glob; 4] = [
     Glob { pattern: "*b", matches: |name| name.ends_with('b') },
 ];
 
-/// A predicate: a pure function of the name of a database.
+/// A predicate: a pure function of a database's name.
 #[derive(Clone, Copy)]
 pub(crate) struct Predicate {
     title: &'static str,
@@ -42,7 +42,7 @@ pub(crate) struct Predicate {
 }
 
 impl fmt::Debug for Predicate {
-    /// The address of the function is left out, because it differs between processes.
+    /// Leaves out the address of the function, because it differs between processes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.title)
     }
@@ -71,12 +71,12 @@ pub(crate) struct Interest {
     pub kinds: Kinds,
     /// The design documents that are wanted; all of them if `None`.
     pub ddocs: Option<BTreeSet<DdocId>>,
-    /// Whether the subscriber asks for the ids of changed design documents, although it wants all of them.
+    /// Whether the subscriber asks for the ids of changed design documents, even though it wants all of them.
     pub asks: bool,
 }
 
 impl Interest {
-    /// Wants all kinds of events of these databases.
+    /// Returns an interest in all kinds of events of these databases.
     pub fn of(which: Which) -> Self {
         Self { which, kinds: Kinds::ALL, ddocs: None, asks: false }
     }
@@ -111,7 +111,7 @@ impl Interest {
         self.asks || self.ddocs.is_some()
     }
 
-    /// Whether a change of the design document `id`, or of one without an id, is wanted for a database for which that kind is wanted.
+    /// Whether a change to the design document `id`, or to one without an id, is wanted in a database for which such changes are wanted.
     pub fn wants_ddoc(&self, id: Option<&DdocId>) -> bool {
         match (&self.ddocs, id) {
             (Some(wanted), Some(id)) => wanted.contains(id),

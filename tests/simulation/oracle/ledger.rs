@@ -1,8 +1,8 @@
 //! [`Ledger`]: every fact that a fold has made visible, by the name of its database.
 //!
-//! It is computed from the recorded events and from the counters that folds took. What rows say about earlier instances and times is not
-//! used. A name has one living instance: when a fold makes another one visible, the previous one is gone at that moment, even if its own
-//! deletion was not folded.
+//! The ledger is computed from the recorded events and from the counters that folds took. What rows say about earlier instances and times
+//! is not used. A name has at most one living instance: when a fold makes another one visible, the previous one is gone at that moment,
+//! even if its own deletion was not folded.
 
 use std::collections::BTreeMap;
 
@@ -26,14 +26,14 @@ struct Visible {
 struct Facts {
     /// The visible states, in the order of their rows.
     rows: Vec<Visible>,
-    /// The rows from which a visible instance was gone.
+    /// The rows with which a visible instance was gone.
     deletions: Vec<Sequence>,
     /// The newest fact of each kind about the newest instance.
     newest: BTreeMap<EventKind, Sequence>,
     first: BTreeMap<(DbInstance, EventKind), Sequence>,
     /// The tombstones that were dropped.
     dropped: Vec<Sequence>,
-    /// The last row that reports the end of an instance that nobody can have known, because one fold saw it come and go.
+    /// The last row that reports the end of an instance that no reader can have known, because it came and went within one fold.
     shown: Option<Sequence>,
 }
 
@@ -73,7 +73,7 @@ impl Ledger {
         self.0.entry(name.clone()).or_default().shown = Some(at);
     }
 
-    /// Whether a row of `name` after `to` reports such an end, so that it also covers an earlier end.
+    /// Whether a row of `name` after `to` reports an instance that came and went within its fold, and so also covers an earlier end.
     pub fn is_shown_after(&self, name: &DbName, to: Sequence) -> bool {
         self.0.get(name).is_some_and(|facts| facts.shown > Some(to))
     }
@@ -96,7 +96,7 @@ impl Ledger {
         })
     }
 
-    /// Returns the rows after `after` from which an instance of `name` was gone.
+    /// Returns the rows after `after` with which an instance of `name` was gone.
     pub fn deletions_after(&self, name: &DbName, after: Start) -> &[Sequence] {
         self.0.get(name).map_or(&[], |facts| {
             &facts.deletions[facts.deletions.partition_point(|deleted| !after.is_before(*deleted))..]
@@ -109,7 +109,7 @@ impl Ledger {
         facts.newest.get(&kind).copied()
     }
 
-    /// Whether this event of the instance `instance` of `name` was a fact by the time of the row at `at`.
+    /// Whether this event of the instance `instance` of `name` was a fact as of the row at `at`.
     pub fn was(&self, name: &DbName, instance: DbInstance, kind: EventKind, at: Sequence) -> bool {
         let first = self.0.get(name).and_then(|facts| facts.first.get(&(instance, kind)));
         first.is_some_and(|first| *first <= at)

@@ -1,5 +1,5 @@
-//! The oracle for deletions and resets of consumers. The janitor may, and must, delete a consumer that has had no member for long enough. A
-//! call of an operator changes one consumer, and, unless it is forced, none that somebody works for.
+//! The oracle for deletions and resets of consumers. The janitor may, and must, delete a consumer that has had no member for long enough.
+//! An operator's call changes one consumer, and, unless the call is forced, never one that has members.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -40,12 +40,12 @@ fn role(consumer: &str) -> String {
 }
 
 impl Oracle {
-    /// From now on these consumers must expire after the faults, and the janitor must drop the tombstones that no consumer keeps.
+    /// Sets the consumers that must expire after the faults. From now on, the janitor must also drop the tombstones that no consumer keeps.
     pub fn expect_janitor(&mut self, given_up: Vec<String>) {
         self.given_up = Some(given_up);
     }
 
-    /// Whether `consumer` exists, with a count of changes: if two answers are equal, nothing changed in between.
+    /// Returns whether `consumer` exists, and a count of changes: if two answers are equal, nothing changed in between.
     pub fn existence(&self, consumer: &str) -> (bool, u64) {
         (self.consumers.contains_key(consumer), self.consumer_changes)
     }
@@ -59,7 +59,7 @@ impl Oracle {
     ) {
         for (item, change) in items {
             match item {
-                // A role whose removal had an unknown result is removed again, so only real changes count.
+                // If the result of a role's removal is unknown, the role is removed again, so only real changes count.
                 StoredItem::Member(role, node) if change.before != change.after => {
                     let members = self.members.entry(role.clone()).or_default();
                     members.alive = seen.stamp.version();
@@ -85,7 +85,7 @@ impl Oracle {
     /// Records when a node last wrote its row.
     fn see_beat(&mut self, seen: &ObservedCommit<'_>, node: NodeId, change: &Change) {
         let beat = |value: &Option<Bytes>| inspect::node(value.as_ref()?).ok().map(|(beat, _)| beat);
-        // A heartbeat whose first commit had an unknown result is written twice, but others only notice the first.
+        // A heartbeat whose first commit had an unknown result is written twice, but other nodes notice only the first write.
         match beat(&change.after) {
             None => drop(self.beats.remove(&node)),
             after if after != beat(&change.before) => drop(self.beats.insert(node, seen.stamp.version())),
@@ -93,7 +93,7 @@ impl Oracle {
         }
     }
 
-    /// Judges the deletion of the consumer `name` of notifications by a node: it must be an expiry, because operators are not nodes.
+    /// Judges the deletion of `name`, a consumer of notifications, by a node. Operators are not nodes, so the consumer must have expired.
     pub(super) fn judge_expiry(
         &self,
         findings: &Findings,
@@ -121,7 +121,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// From now on `issuer` resets or deletes `consumer`. The operator's previous call has ended.
+    /// Records that `issuer` now resets or deletes `consumer`. The operator's previous call has ended.
     pub fn operates(&mut self, issuer: Issuer, consumer: &str, is_forced: bool) {
         let consumer = consumer.to_owned();
         self.operations.insert(issuer, Operation { consumer, is_forced, is_done: false });

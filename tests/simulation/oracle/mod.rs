@@ -1,18 +1,18 @@
 //! [`Oracle`]: a naive model of the promises of the bus, which judges every commit.
 //!
-//! The oracle sees every commit when it happens: the keys that it touched, with their values before and after. It trusts only the history
-//! that producers write in the same transactions, and judges from the outside: whatever a reader receives must follow from the history.
+//! The oracle sees every commit as it happens: the keys that the commit touched, with their values before and after. It trusts only the
+//! history that producers write in the same transactions, and judges from outside: all that a reader receives must follow from it.
 //!
 //! - each database has one row, which counts its recorded events once, and no fold commits under a lost lease ([`feed`]);
 //! - subscribers and readers of shards have received what the history entitles them to, by names and kinds ([`ledger`], [`account`],
 //!   [`readers`], [`interest`]);
-//! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
-//! - a consumer works on everything that it wants, effects happen once, and cancelled work writes nothing ([`consumers`]); only those who
-//!   are allowed to can delete it ([`members`]);
-//! - what is recorded after a restore is not lost, and no reader that has seen what the restore lost continues ([`restored`]);
-//! - a reader that has passed a barrier, or a mirror, knows everything that was recorded before ([`freshness`]).
+//! - each document of a database is in the database's feed with its last edit, and the feed's readers have received it ([`documents`]);
+//! - a consumer works on everything that it wants, effects happen once, and cancelled work writes nothing ([`consumers`]); a consumer is
+//!   reset or deleted only when that is allowed ([`members`]);
+//! - events recorded after a restore are not lost, and no reader that has seen what the restore lost may continue ([`restored`]);
+//! - a reader that has passed a barrier knows everything that was recorded before it, and so does a mirror ([`freshness`]).
 //!
-//! After the faults all of this must come to rest ([`finish`]).
+//! After the faults, all of this must come to rest ([`finish`]).
 
 mod account;
 mod commit;
@@ -81,13 +81,13 @@ use crate::{
     witness::Witness,
 };
 
-/// The id of the feed of notifications within keys.
+/// The id of the feed of notifications, as used in keys.
 const FEED: &[u8] = b"n";
 
-/// The number of the family of topologies, as packed into keys.
+/// The number of the key family of topologies, as packed into keys.
 const TOPOLOGIES: &[u8] = b"\x15\x07";
 
-/// Returns the key of the row of `node`.
+/// Returns the key of `node`'s row.
 fn node_key(node: NodeId) -> Vec<u8> {
     [BUS_PREFIX, &foundationdb_tuple::pack(&(10_u16, "main", 0_u16, &node.0[..]))].concat()
 }
@@ -103,30 +103,30 @@ struct Placed {
 #[derive(Clone)]
 pub(crate) struct Oracle {
     names: Vec<DbName>,
-    /// The nodes that each process has been, per life of the process.
+    /// The nodes as which each life of a process has joined.
     nodes: BTreeMap<Issuer, BTreeSet<NodeId>>,
-    /// The nodes from before the store was opened again. The first node that joins must find them removed.
+    /// The nodes that existed before the store was opened again. They must be gone when the first new node joins.
     dead: BTreeSet<NodeId>,
     /// The version at which each node last wrote its row, in microseconds.
     beats: BTreeMap<NodeId, u64>,
-    /// Whether no clock jumps in this world, so that no node may be considered dead too early.
+    /// Whether clocks never jump in this world, so that no node may be presumed dead too early.
     pub has_steady_clocks: bool,
     /// Whether layers leave older rows of documents behind.
     pub leaves_rows: bool,
     databases: BTreeMap<DbName, DbInstance>,
     recorded: BTreeMap<Db, Counters>,
-    /// How many times each thing that must happen once has happened.
+    /// How many times each transaction that must be committed once was committed, by its number.
     once: BTreeMap<u64, u32>,
     rows: BTreeMap<DbName, Placed>,
     /// The facts that folds made visible.
     ledger: Ledger,
     /// All rows so far, including removed ones.
     past: BTreeMap<Sequence, Arc<Notification>>,
-    /// When a change of each design document was last recorded.
+    /// When a change to each design document was last recorded.
     recorded_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The stored rows of design documents.
     ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
-    /// The last notification of each design document, even if its row is gone.
+    /// The position of the last notification about each design document, even if its row is gone.
     reported_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The shards of all topology entries so far.
     entries: Vec<Range<u64>>,
@@ -142,18 +142,18 @@ pub(crate) struct Oracle {
     has_documents: bool,
     /// The document feeds of all existing databases.
     documents: BTreeMap<DbInstance, DocFeed>,
-    /// The consumers that should exist, and those that do.
+    /// The consumers that should exist; those that do are in `consumers`.
     consumer_plans: BTreeMap<String, ConsumerPlan>,
     consumers: BTreeMap<String, ConsumerModel>,
     /// The calls of the consumers' handlers.
     runs: BTreeMap<RunId, Run>,
-    /// The latest run of each id of each consumer.
+    /// The latest run for each id of each consumer.
     last_runs: BTreeMap<(String, String), (FencingToken, RunId)>,
     /// Whether the faults have ended.
     is_calm: bool,
-    /// The consumers that were ever deleted.
+    /// All consumers that were ever deleted.
     deleted: BTreeSet<String>,
-    /// How many consumers were created, reset or deleted.
+    /// How many times consumers were created, reset or deleted.
     consumer_changes: u64,
     /// The number of commits so far.
     commits: u64,
@@ -162,13 +162,13 @@ pub(crate) struct Oracle {
     web_clients: BTreeMap<WebClientId, web::WebClient>,
     /// The followers, which read the feed shard by shard.
     followers: BTreeMap<FollowerId, Follower>,
-    /// The number of the next subscriber or follower.
+    /// The last number that was given to a reader, a client or a run.
     next_reader: u64,
-    /// The incarnation of the next rows.
+    /// The incarnation of the rows that are written next.
     incarnation: Incarnation,
     /// Whether the store's versions are behind those in its rows (`Error::OlderThanRows`).
     is_older: bool,
-    /// The end of the previous incarnation. A row of a document after this position may be edited while it is read.
+    /// The end of the previous incarnation. A document row after this position may be edited while it is read.
     end: Sequence,
 }
 
@@ -227,12 +227,12 @@ impl Oracle {
         self.nodes.entry(issuer).or_default().insert(node);
     }
 
-    /// The store was opened again after all processes had crashed: the next node need not wait until the others expire.
+    /// Records that the store was opened again after all processes crashed, so that the next node need not wait for the others to expire.
     pub fn opened_again(&mut self) {
         self.dead = self.nodes.values().flatten().copied().collect();
     }
 
-    /// A process crashed, or dropped everything that it had begun, so its readers are gone.
+    /// Records that a process crashed, or dropped everything that it had begun, so that its readers are gone.
     pub fn gone(&mut self, issuer: Issuer) {
         self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer);
         self.followers.retain(|_, follower| follower.issuer != issuer);
@@ -243,7 +243,7 @@ impl Oracle {
         self.operations.remove(&issuer);
     }
 
-    /// Returns one of the deleted instances of `name`, if there is one, as `random` decides.
+    /// Returns a deleted instance of `name`, chosen by `random`; `None` if there is none.
     pub fn gone_instance(&self, name: &DbName, random: u64) -> Option<Db> {
         let lives = self.databases.get(name);
         let gone = self.recorded.keys().filter(|db| db.name == *name && Some(&db.instance) != lives);
@@ -278,7 +278,7 @@ impl Oracle {
         self.judge_consumers(findings, seen, items)
     }
 
-    /// Judges whether a node that joins after the store was opened again finds nodes from before, which it must not.
+    /// Judges whether earlier nodes are gone when the first node joins after the store was opened again.
     fn judge_joins(&mut self, seen: &ObservedCommit<'_>, items: &StoredChanges<'_>) -> Verdict {
         let joins = |(item, change): &(StoredItem, &Change)| {
             matches!(item, StoredItem::Node(_)) && change.before.is_none() && change.after.is_some()
@@ -295,7 +295,7 @@ impl Oracle {
         }
     }
 
-    /// Judges and records what a commit changed in the layer.
+    /// Judges and records the changes that a commit made to the rows of the layer.
     fn judge_app(&mut self, seen: &ObservedCommit<'_>, items: &StoredChanges<'_>) -> Verdict {
         for (item, change) in items {
             match (item, &change.after) {
@@ -353,7 +353,7 @@ impl Oracle {
         if writes(|item| matches!(item, StoredItem::App(AppKey::Worked(..)))) {
             findings.witness(Witness::WorkRefused);
         }
-        // A producer reads whether the shards of the feed of documents to which it writes are still open.
+        // A producer reads the topology of the document feed that it writes to, to see whether the shards are still open.
         let of_topologies = [BUS_PREFIX, TOPOLOGIES].concat();
         let is_of_bus = |range: &KeyRange| {
             range.begin.starts_with(BUS_PREFIX) && !range.begin.starts_with(&of_topologies)
@@ -377,7 +377,7 @@ macro_rules! tests {
     };
 }
 
-/// The tests of the oracle itself.
+/// Lists the tests of the oracle itself.
 pub fn tests() -> Vec<(&'static str, fn())> {
     tests! {
         ledger {

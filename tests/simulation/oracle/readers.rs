@@ -61,7 +61,7 @@ impl Oracle {
         self.next_reader
     }
 
-    /// A subscriber resumes from `start`, its claimed position. Earlier deliveries count.
+    /// Records that a subscriber resumes from `start`, its claimed position. Earlier deliveries still count.
     pub fn resumed(&mut self, findings: &Findings, id: SubscriberId, manner: Manner, start: Start) {
         self.judge_claim(findings, id, start, (Guarantee::Resumable, "goes on at"));
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
@@ -94,11 +94,11 @@ impl Oracle {
         subscriber.order.clear();
     }
 
-    /// A subscriber claims that everything up to `position` was delivered. It must then get later events of the databases that exist there.
+    /// Records a subscriber's claim to have everything up to `position`: later events of the databases that existed there must reach it.
     pub fn stands(&mut self, findings: &Findings, id: SubscriberId, position: Start) {
         self.judge_claim(findings, id, position, (Guarantee::Bookmarkable, "stands at"));
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
-        // A barrier can name a position that was passed before, which is no news: the subscriber knows what has existed since.
+        // A barrier can name a position that was already passed. Such a claim is not news: the subscriber knows what has existed since.
         let is_news = position >= subscriber.surely;
         subscriber.surely = subscriber.surely.max(position);
         if let Start::At(position) = position {
@@ -125,8 +125,8 @@ impl Oracle {
         }
     }
 
-    /// Returns the kinds of events that `interest` wants for each name. For a subscriber of some design documents, changes to these are
-    /// judged by their ids.
+    /// Returns the kinds of events that `interest` wants for each name. For a subscriber of some design documents, changes to design
+    /// documents are judged by their ids instead.
     fn wants(&self, interest: &Interest) -> Wants {
         let kinds = |name: &DbName| -> Kinds {
             let by_id = |kind: &EventKind| *kind == EventKind::DdocUpdated && interest.ddocs.is_some();
@@ -135,7 +135,7 @@ impl Oracle {
         self.names.iter().map(|name| (name.clone(), kinds(name))).collect()
     }
 
-    /// Returns the position of one of the rows so far, as `random` decides, if there is one.
+    /// Returns the position of one of the rows so far, chosen by `random`; `None` if there is none.
     pub fn some_position(&self, random: u64) -> Option<Sequence> {
         let place = random % (self.past.len() as u64).max(1);
         self.past.keys().nth(place as usize).copied()
@@ -164,7 +164,7 @@ impl Oracle {
     fn receive_row(&mut self, findings: &Findings, id: SubscriberId, given: &GivenRow) -> Verdict {
         let (row, real) = (&*given.row, self.past.get(&given.row.sequence));
         let was = |&(instance, kind): &(DbInstance, EventKind)| {
-            // An instance that came and went within a fold can be delivered as the previous one.
+            // An instance that came and went within one fold can be reported as the previous one.
             let counters = self.recorded.get(&Db::new(row.name.clone(), instance));
             let is_gone = counters.is_some_and(|counters| counters.deleted > 0);
             self.ledger.was(&row.name, instance, kind, row.sequence) || kind == EventKind::Deleted && is_gone
@@ -248,7 +248,7 @@ impl Oracle {
         }
     }
 
-    /// Judges that a follower received the end of a shard.
+    /// Judges and records that a follower received the end of a shard.
     pub fn followed_over(&mut self, findings: &Findings, id: FollowerId, shard: ShardId) {
         let Some(follower) = self.followers.get_mut(&id) else { return };
         findings.witness(Witness::ShardFollowedOver);

@@ -1,5 +1,5 @@
-//! The oracle for restores: the store is as it was when the copy was taken, and so is what the oracle knows about it. What is outside the
-//! store continues: new processes, and HTTP clients, some of which are at positions that the store never had.
+//! The oracle for restores: the store is as it was when the copy was taken, and so is what the oracle knows about it. Everything outside
+//! the store continues: new processes, and HTTP clients, some of which are at positions that the store never had.
 
 use notibus::{
     cursor::{Cursor, Knowledge},
@@ -12,7 +12,7 @@ use super::Oracle;
 pub(crate) struct Restored {
     /// The version of the copy, and the version from which the store continues.
     pub versions: (u64, u64),
-    /// Readers up to here continue.
+    /// Readers at or before this position continue.
     pub kept: Sequence,
     /// Readers past this position have seen rows that were lost.
     pub lost: Sequence,
@@ -27,14 +27,14 @@ pub(crate) struct Restored {
 pub(super) enum Fate {
     #[default]
     Kept,
-    /// The position may be refused. Nothing that was lost is before it, but the store need not know that.
+    /// The position may be refused: nothing before it was lost, but the store need not know that.
     Either,
     /// The position must be refused.
     Lost,
 }
 
 impl Fate {
-    /// Returns the fate of the position that is written as `since`.
+    /// Returns the fate of the position whose text is `since`.
     fn of(since: &str, restored: &Restored) -> Self {
         let Ok(cursor) = since.parse::<Cursor>() else { return Self::Kept };
         let known = match cursor.knowledge() {
@@ -58,7 +58,7 @@ impl Oracle {
         self.is_older
     }
 
-    /// The store is as it was when `copy` was made, and all processes have crashed.
+    /// Records that the store is as it was when `copy` was made, and that all processes crashed.
     pub fn restored(&mut self, copy: Self, restored: &Restored) {
         let now = std::mem::replace(self, copy);
         self.web_clients = now.web_clients;
@@ -85,7 +85,7 @@ impl Oracle {
         }
     }
 
-    /// The incarnation was raised, after `version`, so no nodes are left.
+    /// Records that the incarnation was raised after `version`, so that no nodes are left.
     pub fn raised(&mut self, version: u64) {
         self.is_older = false;
         for members in self.members.values_mut().filter(|members| !members.nodes.is_empty()) {

@@ -1,4 +1,4 @@
-//! [`StoredItem`]: the meaning of a key of the bus, as far as a judge needs it. It is decoded without the decoders of the bus.
+//! [`StoredItem`]: the meaning of a key of the bus, as far as a judge needs it. Keys are decoded without the decoders of the bus.
 
 use foundationdb_tuple::{Element, unpack};
 use notibus::{
@@ -47,7 +47,7 @@ impl StoredItem {
         elements.and_then(|elements| Self::of_elements(&elements)).unwrap_or(Self::Other)
     }
 
-    /// Decodes the key of the tuple `elements`.
+    /// Decodes a key that consists of the tuple `elements`.
     fn of_elements(elements: &[Element<'_>]) -> Option<Self> {
         let (family, rest) = elements.split_first()?;
         Some(match (int(family)?, rest) {
@@ -76,7 +76,7 @@ impl StoredItem {
         })
     }
 
-    /// Decodes a key of the family of consumers.
+    /// Decodes a key of the consumers' key family.
     fn of_consumer(part: u64, consumer: String, rest: &[Element<'_>]) -> Option<Self> {
         Some(match (part, rest) {
             (0, []) => Self::Consumer(consumer),

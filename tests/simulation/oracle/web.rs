@@ -1,7 +1,7 @@
 //! What clients of `_db_updates` and `_changes` must still be sent, and what they were sent.
 //!
-//! A client of `_db_updates` must be sent the same as a subscriber, but with a row for each type, and only `deleted` for a deleted
-//! database. It keeps only the text of a position from a row, a heartbeat or an end, and outlives its process.
+//! A client of `_db_updates` must be sent what a subscriber receives, but with a row for each type, and only `deleted` for a deleted
+//! database. The client keeps only the text of a position, from a row, a heartbeat or the end of a feed, and outlives its process.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ pub(crate) struct WebClient {
     pub(super) account: Account,
     /// The position from which the client resumes.
     pub(super) since: String,
-    /// What a restore means for the client, until it gets an answer.
+    /// What a restore did to the client's position, until the client gets an answer.
     pub(super) fate: Fate,
     /// Everything up to here was certainly sent to the client.
     surely: Start,
@@ -41,7 +41,7 @@ pub(crate) struct WebClient {
 
 impl Oracle {
     /// Returns the client at `slot`: a process, and a number there. The client may have begun in an earlier life of the process; otherwise
-    /// it wants `kinds`, after `start`.
+    /// it begins now, and wants `kinds` after `start`.
     pub fn web_client(
         &mut self,
         slot: (ProcessId, u32),
@@ -74,7 +74,7 @@ impl Oracle {
     pub fn web_asks(&mut self, id: WebClientId) -> (String, String) {
         let Some(client) = self.web_clients.get_mut(&id) else { return Default::default() };
         client.sent.clear();
-        // A client that resumes from a position claims to know the databases that existed there.
+        // A client that resumes from a position claims to know the databases that existed at that position.
         if is_plain(&client.since)
             && let Some(known) = position_of(&client.since)
         {
@@ -94,7 +94,7 @@ impl Oracle {
         let name = DbName::new(name).map_err(|error| error.to_string())?;
         let kind = EventKind::ALL.into_iter().find(|of| of.as_str() == kind).ok_or("it is of no type")?;
         let position = position_of(seq).ok_or_else(|| format!("{seq} is no position"))?;
-        // The last of the rows of a database has the position of the database's row; the others have the position before that.
+        // The last row sent for a database has the position of the database's row; the rows sent before it have the position just before.
         let found = [position, after(position)].into_iter().enumerate().find_map(|(place, at)| {
             let row = self.past.get(&at).filter(|row| row.name == name)?;
             Some((place > 0, at, row.instance))
@@ -130,7 +130,7 @@ impl Oracle {
         self.web_stand(id, seq)
     }
 
-    /// A client is at `seq`, with or without a row.
+    /// Judges and records that a client is at `seq`, with or without a row.
     fn web_stand(&mut self, id: WebClientId, seq: &str) -> Verdict {
         let position = position_of(seq).ok_or_else(|| format!("{seq} is no position"))?;
         if let Some(client) = self.web_clients.get_mut(&id)
@@ -139,7 +139,7 @@ impl Oracle {
             let reason = format!("it goes on to {seq} from {}, which was lost", client.since);
             return Guarantee::ExpiredNotSilent.fails(reason);
         }
-        // In an unfinished reading, a row that has moved on may still bring earlier events.
+        // Until a reading is finished, a row that has moved to a later position may still bring earlier events.
         if is_plain(seq)
             && position >= self.horizon
             && let Some(owed) = self.web_is_owed(id, position)
@@ -191,7 +191,7 @@ impl Oracle {
         })
     }
 
-    /// A client of `_changes` makes another request, so rows after its position may be sent again.
+    /// Records that a client of `_changes` makes another request, so that rows after its position may be sent again.
     pub fn doc_tail_goes_on(&mut self, id: DocTailId) {
         if let Some(tail) = self.doc_tails.get_mut(&id) {
             tail.at = Sequence::MIN;
@@ -207,7 +207,7 @@ impl Oracle {
     ) -> Verdict {
         let at = position_of(seq).ok_or_else(|| format!("{seq} is no position"))?;
         let Some(tail) = self.doc_tails.get_mut(&id) else { return Ok(()) };
-        // The database may be gone by now, and its name may be taken by another one.
+        // The database may be gone by now, and another one may have taken its name.
         let Some(feed) = self.documents.get(&tail.instance) else { return Ok(()) };
         let is_row = feed.was(at, doc, rev, is_deleted);
         if !is_row || at <= tail.at {
@@ -219,7 +219,7 @@ impl Oracle {
     }
 }
 
-/// Whether `seq` only says that everything up to it is known, and nothing about an unfinished reading.
+/// Whether `seq` says only that everything up to it is known, and nothing about an unfinished reading.
 fn is_plain(seq: &str) -> bool {
     seq != "0" && !seq.contains('-')
 }

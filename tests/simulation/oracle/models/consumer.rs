@@ -35,7 +35,7 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// The end of a database, without a row.
+    /// Describes the end of a database, without a row.
     pub fn end_of(id: &[u8], end: Option<DbInstance>) -> Self {
         Self { id: String::from_utf8_lossy(id).into_owned(), at: None, news: Kinds::NONE, end }
     }
@@ -50,7 +50,7 @@ pub(crate) struct Run {
     pub token: FencingToken,
     pub shard: ShardId,
     pub shown: Vec<Shown>,
-    /// The number of commits so far when the run began.
+    /// The number of commits before the run began.
     pub began: u64,
     /// Whether the run began after the faults.
     pub is_calm: bool,
@@ -92,22 +92,22 @@ impl Followed<'_> {
 pub(crate) struct Progress {
     /// The newest row on which the work was finished.
     pub finished: Option<Sequence>,
-    /// The databases that a handler has worked on, and whose ends it has not learned.
+    /// The databases that a handler has worked on, and whose end the consumer has not learned yet.
     pub begun: BTreeSet<DbInstance>,
-    /// After how many commits the current request to work again came.
+    /// The number of commits before the current request to repeat the work.
     pub asked: Option<u64>,
     /// The random words of the last request. A retry of a request that may have been answered has the same words.
     words: Option<[u8; 16]>,
-    /// How many times the work may be repeated in the row in which it was finished: once for each request.
+    /// How many times the work may be repeated on the row on which it was finished: once for each request.
     repeats: u32,
-    /// Whether the last event was that an operator gave the id up. Batches do not read that, so they may still finish the work.
+    /// Whether an operator gave up the id, and nothing has happened since. A batch does not read that, so it may still finish the work.
     pub is_given_up: bool,
-    /// When the last run began that finished its work.
+    /// When the run that last finished the work began, as a number of commits.
     pub answered: Option<u64>,
 }
 
 impl Progress {
-    /// Records a request to work again, which came after this many commits. It may replace one that a run is about to answer.
+    /// Records a request to repeat the work, made after this many commits. It may replace a request that a run is about to answer.
     pub fn ask(&mut self, commits: u64, words: Option<[u8; 16]>) {
         if self.words != words {
             (self.asked, self.words) = (Some(commits), words);
@@ -115,12 +115,12 @@ impl Progress {
         self.repeats += 1;
     }
 
-    /// Whether the work may be finished in the row at `at`, without breaking exactly-once.
+    /// Whether the work on the row at `at` may be finished without breaking exactly-once.
     pub fn may_finish(&self, at: Sequence) -> bool {
         self.finished != Some(at) || self.repeats > 0 || self.is_given_up
     }
 
-    /// Records that the work is finished in the row at `at`, which may be gone. Returns whether this repeated the work.
+    /// Records that the work on the row at `at`, which may be gone, was finished. Returns whether this repeated the work.
     pub fn finish(&mut self, at: Option<Sequence>, has_row: bool) -> bool {
         let is_again = has_row && at == self.finished && self.repeats > 0;
         self.repeats -= u32::from(is_again);
@@ -128,14 +128,14 @@ impl Progress {
         is_again
     }
 
-    /// Records that an operator gave up the work in the row at `at`. A batch that has the row continues.
+    /// Records that an operator gave up the work on the row at `at`. A batch that already has the row continues.
     pub fn give_up(&mut self, at: Sequence, is_batch: bool) {
         let finished = self.finished.max(Some(at));
         *self = Self { finished, is_given_up: is_batch, ..Self::default() };
     }
 
-    /// Ends all requests. Only a batch that has held the row since before the request may finish it once more. Returns when the last
-    /// request came.
+    /// Ends all requests. Only a batch that already held the row before the request may finish it once more. Returns the number of commits
+    /// before the last request.
     pub fn end_requests(&mut self, is_batch: bool) -> Option<u64> {
         self.repeats = self.repeats.min(u32::from(is_batch));
         self.asked.take()
@@ -147,14 +147,14 @@ pub(crate) struct ConsumerModel {
     pub row: StoredConsumer,
     /// The version, in microseconds, at which the consumer was created.
     pub created: u64,
-    /// The number of commits before it was created, or last reset.
+    /// The number of commits before the consumer was created or last reset.
     pub since: u64,
     pub checkpoints: BTreeMap<ShardId, Sequence>,
-    /// The keys of the consumer's ids, by shard.
+    /// The keys of the consumer's ids, by id and shard.
     pub keys: BTreeMap<String, BTreeMap<ShardId, StoredKey>>,
     pub low: Option<Sequence>,
     pub progress: BTreeMap<String, Progress>,
-    /// The databases whose ends the consumer has learned since it was created.
+    /// The databases whose end the consumer has learned since it was created.
     pub ended: BTreeSet<DbInstance>,
     /// Whether a handler of the consumer has ever worked.
     pub is_used: bool,
@@ -175,7 +175,7 @@ impl ConsumerModel {
         }
     }
 
-    /// Whether the consumer no longer reads the row at `at` of `shard`.
+    /// Whether the consumer has read past the row at `at` of `shard`.
     pub fn has_passed(&self, shard: ShardId, at: Sequence) -> bool {
         let lowest = self.checkpoints.values().min();
         self.low.is_some_and(|low| at <= low)
@@ -186,12 +186,12 @@ impl ConsumerModel {
             }
     }
 
-    /// Returns the key of `id` that says that there is pending work.
+    /// Returns the key of `id` that records pending work, if there is any.
     pub fn pending(&self, id: &str) -> Option<&StoredKey> {
         self.keys.get(id)?.values().find(|key| key.is_pending)
     }
 
-    /// Returns up to where the work on `id` is finished.
+    /// Returns the position up to which the work on `id` is finished.
     pub fn base(&self, id: &str) -> Start {
         match self.progress.get(id).and_then(|progress| progress.finished) {
             Some(finished) => Start::At(finished),
@@ -199,7 +199,7 @@ impl ConsumerModel {
         }
     }
 
-    /// Returns the facts in `row` that the consumer must still learn, if `base` is finished.
+    /// Returns the facts in `row` that the consumer must still learn if its work is finished up to `base`.
     pub fn facts(&self, row: Followed<'_>, base: Start, interest: &Interest) -> Vec<Sequence> {
         let Some(row) = row.notification else {
             return Some(row.at).filter(|at| base.is_before(*at)).into_iter().collect();
@@ -214,7 +214,7 @@ impl ConsumerModel {
         facts
     }
 
-    /// Returns the ends of databases in `row` that the consumer must still learn, if `base` is finished.
+    /// Returns the ends of databases in `row` that the consumer must still learn if its work is finished up to `base`.
     pub fn ends(&self, row: &Notification, base: Start) -> Vec<Sequence> {
         let own = is_news(row, Deleted, base);
         let before = row.replaced.filter(|replaced| match base {
@@ -226,7 +226,7 @@ impl ConsumerModel {
     }
 }
 
-/// Returns when the last event of `kind` that `row` reports happened, if that is after `base`.
+/// Returns when the last event of `kind` in `row` happened, if that was after `base`.
 pub(crate) fn is_news(row: &Notification, kind: EventKind, base: Start) -> Option<Sequence> {
     let at = match kind {
         Created => row.created_at,
@@ -237,7 +237,7 @@ pub(crate) fn is_news(row: &Notification, kind: EventKind, base: Start) -> Optio
     at.filter(|at| base.is_before(*at))
 }
 
-/// Returns where a reader that began with nothing began to read.
+/// Returns where the reader at `cursor` began if it knew nothing then, or else the position up to which it knew everything.
 pub(crate) fn began(cursor: &Cursor) -> Option<Sequence> {
     match cursor.knowledge() {
         Knowledge::Nothing => cursor.began(),
@@ -249,15 +249,15 @@ pub mod tests {
     use super::*;
     use notibus::event::{Incarnation, Versionstamp};
 
-    /// Returns how many times the work can be finished in the row at `at` from now on.
+    /// Returns how many times the work on the row at `at` can still be finished.
     fn finish_often(progress: &mut Progress, at: Sequence) -> usize {
         std::iter::repeat_with(|| progress.may_finish(at) && progress.finish(Some(at), true))
             .take_while(|is| *is)
             .count()
     }
 
-    /// Regression: a request replaced the one with which a run had begun. Each request got its own run, and the second run was reported as
-    /// a breach, because the judge only knew whether there was any request.
+    /// Regression: the oracle did not count requests when one replaced the request with which a run had begun, so the second of their two
+    /// runs was reported as a breach.
     pub fn work_is_finished_once_more_for_each_request() {
         let (mut progress, at) =
             (Progress::default(), Sequence::new(Incarnation(0), Versionstamp::new(1, 0), 0));

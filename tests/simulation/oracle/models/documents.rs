@@ -42,7 +42,7 @@ pub(crate) struct DocFeed {
 pub(crate) struct DocTail {
     /// The process of the tail.
     pub issuer: Issuer,
-    /// The database whose documents it reads.
+    /// The database whose documents the tail reads.
     pub instance: DbInstance,
     /// Everything after this must reach the tail.
     pub start: Sequence,
@@ -58,7 +58,7 @@ impl DocTail {
     }
 }
 
-/// What a commit changed in the feed of a database.
+/// The changes that a commit made to the document feed of a database.
 #[derive(Default)]
 pub(crate) struct Touched<'a> {
     /// The topology entries that changed.
@@ -69,7 +69,7 @@ pub(crate) struct Touched<'a> {
 }
 
 impl DocFeed {
-    /// Returns the newest row of each document, with its shard. There are other rows if a layer named wrong previous edits.
+    /// Returns the newest row of each document, with its shard. A document has older rows as well if a layer named wrong previous edits.
     pub fn newest(&self) -> impl Iterator<Item = (ShardId, Followed<'_>)> {
         let mut newest = BTreeMap::new();
         for (at, (shard, doc)) in &self.rows {
@@ -78,7 +78,7 @@ impl DocFeed {
         newest.into_values()
     }
 
-    /// Whether there is or was a row at `at` with this document, revision and kind.
+    /// Whether there is or was a row at `at` with this document and revision, which was a deletion or not.
     pub fn was(&self, at: Sequence, id: &str, revision: &str, is_deleted: bool) -> bool {
         self.past.get(&at).is_some_and(|doc| {
             let DocSummary { id: known, revision: last, is_deleted: ended, .. } = doc;
@@ -104,7 +104,7 @@ impl DocFeed {
         Ok(())
     }
 
-    /// Judges and records edits, and the changed rows.
+    /// Judges and records edits, and the rows that changed with them.
     pub fn take_edits(
         &mut self,
         findings: &Findings,

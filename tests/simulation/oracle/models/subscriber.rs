@@ -27,7 +27,7 @@ pub(crate) type SubscriberId = u64;
 /// How a subscriber receives its deliveries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Manner {
-    /// The kind of its receiver: a word for messages.
+    /// The kind of receiver, as a phrase for messages.
     pub form: Cow<'static, str>,
     /// Whether the subscriber prefers to skip rows that it missed.
     pub skips: bool,
@@ -41,7 +41,7 @@ pub(crate) struct Subscriber {
     pub issuer: Issuer,
     pub interest: Interest,
     pub manner: Manner,
-    /// Everything after this must reach the subscriber. The account is more precise, by kinds of events and names.
+    /// Everything after this must reach the subscriber. The account says this more precisely, by kind of event and by name.
     pub start: Start,
     pub account: Account,
     /// Everything up to here was certainly delivered to the subscriber.
@@ -51,14 +51,14 @@ pub(crate) struct Subscriber {
     pub order: DeliveryOrder,
     /// The notable events in the life of the subscriber, for messages.
     pub story: BTreeSet<&'static str>,
-    /// The newest delivered row with a change to each design document of each instance. Without an id: the newest row with a change that
+    /// The newest delivered row with a change to each design document of each instance; without an id, the newest row with a change that
     /// may be to any of them.
     pub delivered_ddocs: BTreeMap<(DbInstance, Option<DdocId>), Sequence>,
 }
 
 /// The changed design documents that a subscriber should have received.
 pub(crate) struct Changed<'a> {
-    /// The last row with a change to each design document, including those of databases that are gone.
+    /// The last row with a change to each design document, including documents of databases that are gone.
     pub ever: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The stored rows of design documents.
     pub stored: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
@@ -157,8 +157,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Receives the design documents of a delivery; fails if one is missing or never changed, or if none of them, and nothing else, is
-    /// wanted.
+    /// Receives the design documents of a delivery; fails if one is missing or never changed, or if neither they nor anything else in the
+    /// delivery is wanted.
     pub fn take_ddocs(&mut self, findings: &Findings, given: &GivenRow, changed: &Changed<'_>) -> Verdict {
         if given.ddocs.is_some() != self.interest.names_ddocs() {
             return Guarantee::Truthful
@@ -212,8 +212,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Describes a design document of the database of `row`, its newest row, whose change was recorded up to `to` and not delivered. A
-    /// deleted database has no ids left: the subscriber learns that any of them may have changed.
+    /// Describes a design document whose change was recorded up to `to` and not delivered; `row` is the newest row of its database. A
+    /// deleted database has no ids left, so the subscriber only learns that any design document may have changed.
     pub fn is_owed_ddocs(&self, row: &Notification, to: Sequence, changed: &Changed<'_>) -> Option<String> {
         let wants = self.interest.kinds_of(&row.name).contains(EventKind::DdocUpdated);
         if !wants || !self.interest.names_ddocs() {
@@ -252,12 +252,12 @@ impl DeliveryOrder {
         }
     }
 
-    /// Whether the row at `at` was the last one of `name`.
+    /// Whether the row at `at` was the last one delivered for `name`.
     pub fn is_last(&self, name: &DbName, at: Sequence) -> bool {
         self.last.get(name) == Some(&at)
     }
 
-    /// From now on any row may be delivered again.
+    /// Forgets all rows: from now on, any row may be delivered again.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
@@ -271,15 +271,15 @@ pub mod tests {
         Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
     }
 
-    /// Returns which guarantee the last of these rows of one name breaks.
+    /// Returns the guarantee that the last of these rows of one name breaks, if it breaks one.
     fn broken(versions: &[u64], panics: bool) -> Option<Guarantee> {
         let (name, mut order) = (DbName::new("a").unwrap(), DeliveryOrder::default());
         let taken = versions.iter().map(|version| order.take(&name, at(*version), panics)).last().unwrap();
         taken.err().map(|broken| broken.guarantee)
     }
 
-    /// Regression: a batch had two rows of a name, and a callback panicked on the second one. When the first row was delivered again, that
-    /// was reported as a breach of the order.
+    /// Regression: the oracle did not expect an older row again when a callback had panicked on the second of two rows of a name in a
+    /// batch, so the repeated delivery of the first row was reported as a breach of the order.
     pub fn a_batch_comes_again_from_its_first_row_on_after_a_panic() {
         assert_eq!(broken(&[1, 3, 1], true), None);
         assert_eq!(broken(&[1, 3, 1, 3], true), None);
