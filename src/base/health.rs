@@ -153,7 +153,6 @@ impl Health {
     }
 
     /// Completes when the process can no longer work.
-    #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn end_of_work(&self) -> &Error {
         loop {
             let ended = self.is_ended.notified();

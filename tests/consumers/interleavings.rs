@@ -1,7 +1,8 @@
-//! Interleavings of members, operators and the janitor, most of them found by reasoning, some by simulated worlds.
+//! Interleavings of members, operators and the janitor, most of them found by reasoning, the others by simulated worlds.
 
 use std::{
     ops::Deref,
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -9,11 +10,13 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use notibus::{
-    Cursor, DbInstance, Error, EventKind, Filter, JanitorOptions, Notification,
+    Bus, Cursor, DbInstance, Error, EventKind, Filter, JanitorOptions, Notification,
     changes::ChangesOptions,
     consumer::{Batch, ConsumerSettings, HandlerResult, Run, Work},
     cursor::Start,
+    event::Incarnation,
     feed::ShardId,
     store::{
         AtomicOp, Store, StoreError, Transaction,
@@ -30,8 +33,8 @@ use crate::{
 
 type Ids = Log<Work<Notification>>;
 
-/// A run calls `commit_in`, finds that there is nothing to write, and succeeds without a commit. Regression: a newer row that had arrived
-/// meanwhile counted as finished, because its id had no key.
+/// A run calls `commit_in`, finds that there is nothing to write, and succeeds without a commit. Regression: the shard treated a newer row
+/// that had arrived during the run as finished because its id had no key, so the row was lost.
 #[tokio::test(start_paused = true)]
 async fn a_row_after_a_run_that_did_not_commit_is_not_lost() {
     let fixture = ConsumerFixture::new(1).await;
@@ -69,8 +72,8 @@ async fn a_row_after_a_run_that_did_not_commit_is_not_lost() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A member outlives its consumer: the feed of its documents was removed, and nobody watched `ended`. A consumer of another feed gets the
-/// name. Regression: the old member took the leases of that consumer, found that its own feed was gone, and removed the new consumer.
+/// A member outlives its consumer because the feed of its documents is removed, and nobody watches `ended`. A consumer of another feed gets
+/// the same name. Regression: the old member took the leases of the new consumer, found its own feed gone, and so removed the new consumer.
 #[tokio::test(start_paused = true)]
 async fn a_member_of_a_feed_that_is_gone_leaves_the_next_consumer_of_the_name_alone() {
     let fixture = ConsumerFixture::new(1).await;
@@ -99,7 +102,7 @@ async fn a_member_of_a_feed_that_is_gone_leaves_the_next_consumer_of_the_name_al
 }
 
 /// A consumer is deleted and created again with another filter, while an earlier member is still running. Regression: the member worked on
-/// the shards of the new consumer with its own filter, so what only the new consumer wants was lost.
+/// the shards of the new consumer with its own filter, so rows that only the new consumer wants were lost.
 #[tokio::test(start_paused = true)]
 async fn a_member_with_the_filter_of_before_works_for_no_consumer_of_the_name() {
     let fixture = ConsumerFixture::new(1).await;
@@ -125,8 +128,54 @@ async fn a_member_with_the_filter_of_before_works_for_no_consumer_of_the_name() 
     assert!(got.contains(&"wanted".to_owned()), "{got:?}");
 }
 
-/// Simulated worlds found that a cancelled run no longer held the checkpoint back although its key was not written yet: the member was shut
-/// down, and the end of the database was never reported to any handler.
+/// A consumer is deleted, or expires while its only process is paused. Regression: the member waited for it without an end, and nothing said
+/// so.
+#[tokio::test(start_paused = true)]
+async fn a_member_whose_consumer_was_deleted_is_informed() {
+    let fixture = ConsumerFixture::new(1).await;
+    let consumer = fixture.member().await.run(Ids::new().handler()).await.unwrap();
+    until("it works", async || consumer.shards().len() == 1).await;
+    fixture.handle().delete(true).await.unwrap();
+    let ended = within("it is informed", consumer.ended()).await;
+    assert!(matches!(ended, Error::NoConsumer { .. }), "{ended}");
+    consumer.shutdown().await.unwrap();
+}
+
+/// Until a starting node is a member, its consumer can be deleted without `force`. Regression: the member then had no consumer.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_deleted_while_a_member_starts_is_created_again() {
+    let fixture = ConsumerFixture::new(1).await;
+    let (log, handle) = (Ids::new(), fixture.handle());
+    handle.create(&ConsumerSettings::default().start(Cursor::BEGINNING.into())).await.unwrap();
+    let member = fixture.member().await.start_from(Cursor::BEGINNING);
+    let mut starting = pin!(member.run(log.handler()));
+    // It has found its consumer, and waits until it is a member.
+    assert!(starting.as_mut().now_or_never().is_none());
+    handle.delete(false).await.unwrap();
+    let consumer = starting.await.unwrap();
+    fixture.create(["a"]).await;
+    log.until_calls(1).await;
+    consumer.shutdown().await.unwrap();
+}
+
+/// Regression: a member of a bus whose incarnation was raised waited without an end.
+#[tokio::test(start_paused = true)]
+async fn a_member_of_a_bus_that_was_raised_is_informed() {
+    let fixture = ConsumerFixture::new(1).await;
+    let consumer = fixture.member().await.run(Ids::new().handler()).await.unwrap();
+    // As if rows of later versions had been restored.
+    let write = async |tx: Transaction| {
+        tx.set(b"notibus\x15\x1a\x14", &[&[0][..], &[0x7f; 12]].concat());
+        Ok(())
+    };
+    fixture.store.run(write).await.unwrap();
+    Bus::raise_incarnation(&fixture.store, b"notibus", Incarnation(0), false).await.unwrap();
+    let ended = within("it is informed", consumer.ended()).await;
+    assert!(matches!(ended, Error::BusGone { .. }), "{ended}");
+}
+
+/// Bug, found by simulated worlds: a cancelled run no longer held the checkpoint back although its key was not written yet, so when the
+/// member was shut down, no handler ever learned of the end of the database.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_run_whose_key_cannot_be_written_is_not_passed() {
     let fixture = ConsumerFixture::new(1).await;
@@ -158,7 +207,7 @@ async fn a_cancelled_run_whose_key_cannot_be_written_is_not_passed() {
     heir.shutdown().await.unwrap();
 }
 
-/// A consumer in empty shards has caught up only when it has begun with the shards after them.
+/// A consumer in empty shards has caught up only when it has begun to read the shards after them.
 #[tokio::test(start_paused = true)]
 async fn who_stands_in_empty_shards_has_not_caught_up() {
     let fixture = ConsumerFixture::new(2).await;
@@ -187,8 +236,8 @@ async fn who_stands_in_empty_shards_has_not_caught_up() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A row that waits for a consumer moves when its database changes. Regression: an earlier barrier then treated it as later work, and
-/// claimed that the consumer had caught up.
+/// A row that waits for a consumer moves when its database changes. Regression: a barrier from before the change treated the row as later
+/// work, so it claimed that the consumer had caught up.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_moves_holds_a_barrier_from_before() {
     let fixture = ConsumerFixture::new(1).await;
@@ -209,7 +258,8 @@ async fn a_row_that_moves_holds_a_barrier_from_before() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The store fails in the middle of a pass over the keys. Regression: what the pass had found was forgotten, and not looked for again.
+/// The store fails in the middle of a pass over the keys. Regression: the member forgot the due ids that the pass had found, and did not
+/// look for them again, so they were never worked on.
 #[tokio::test(start_paused = true)]
 async fn due_ids_are_not_forgotten_when_the_store_fails() {
     let fixture = ConsumerFixture::new(1).await;
@@ -221,7 +271,7 @@ async fn due_ids_are_not_forgotten_when_the_store_fails() {
     let failures = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&failures);
     fixture.faults.plan_reads(move |operation| match operation {
-        // This is the page after the one with the ids that are due.
+        // This read is for the page after the one with the due ids.
         Operation::GetRange { range, .. }
             if range.begin.starts_with(b"notibus\x15\x19\x15\x02")
                 && range.begin.windows(3).any(|id| id == b"db7") =>
@@ -242,8 +292,8 @@ async fn change(fixture: &ConsumerFixture, instance: u8, lanes: [u64; 4], totals
     row_with(&fixture.other, &db("a", instance), totals).await;
 }
 
-/// Work on a database is requested again, and the database is replaced before that work ends. Regression: the key did not name the
-/// database, so the work on the replaced one continued.
+/// Work on a database is requested again, and the database is replaced before that work ends. Regression: the key of the request did not
+/// name the database, so the work on the replaced database continued.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_is_cancelled_when_its_database_is_replaced() {
     let fixture = ConsumerFixture::new(1).await;
@@ -278,8 +328,8 @@ async fn work_asked_for_is_cancelled_when_its_database_is_replaced() {
     drop(consumer);
 }
 
-/// Work on a database is requested again, and the database ends while other deferred ids occupy all places. Regression: its tombstone was
-/// skipped and dropped, and the handler never learned of the end.
+/// Work on a database is requested again, and the database ends while other deferred ids occupy all places. Regression: the member skipped
+/// the tombstone, which was then dropped, so the handler never learned of the end.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_asked_for_again_is_reported_however_long_it_waits() {
     let fixture = ConsumerFixture::new(1).await;
@@ -308,7 +358,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_however_long_it_waits
     fixture.handle().again("slow", false).await.unwrap();
     log.until_calls(3).await;
     fixture.handle().again("a", false).await.unwrap();
-    // By now the member knows of the key.
+    // By now the member knows about the key.
     pass(Duration::from_secs(10)).await;
     change(&fixture, 1, [0, 1, 0, 0], [1, 1, 0, 0]).await;
     let janitor = fixture.eager_janitor().await;
@@ -324,7 +374,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_however_long_it_waits
     consumer.shutdown().await.unwrap();
 }
 
-/// The function that returns the tenant of an id panics for one of them: the others in its shard continue.
+/// The function that returns the tenant of an id panics for one id: the other ids in its shard continue.
 #[tokio::test(start_paused = true)]
 async fn an_id_whose_tenant_is_not_known_holds_nobody_up() {
     let fixture = ConsumerFixture::new(1).await;
@@ -342,7 +392,7 @@ async fn an_id_whose_tenant_is_not_known_holds_nobody_up() {
     drop(consumer);
 }
 
-/// The tenant of an id changes while the id runs: neither the count of the old tenant nor that of the new one breaks.
+/// If the tenant of an id changes while the id runs, the counts of both tenants remain right.
 #[tokio::test(start_paused = true)]
 async fn a_tenant_may_change_while_its_id_runs() {
     let fixture = ConsumerFixture::new(1).await;
@@ -367,7 +417,7 @@ async fn a_tenant_may_change_while_its_id_runs() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Formatting an error panics: that is a failure of its id, and of no other.
+/// A panic while an error is formatted counts as a failure of the error's id, and of no other.
 #[tokio::test(start_paused = true)]
 async fn an_error_that_panics_holds_nobody_up() {
     #[derive(Debug)]
@@ -394,7 +444,7 @@ async fn an_error_that_panics_holds_nobody_up() {
     drop(consumer);
 }
 
-/// Work on many ids is requested again, none of which the consumer wants. Skipping their keys does not delay rows.
+/// Work is requested again on many ids that the consumer does not want. Skipping their keys does not delay rows.
 #[tokio::test(start_paused = true)]
 async fn keys_of_what_nobody_wants_leave_rows_their_turn() {
     let fixture = ConsumerFixture::new(1).await;
@@ -418,7 +468,7 @@ async fn keys_of_what_nobody_wants_leave_rows_their_turn() {
     drop(consumer);
 }
 
-/// A page of requests to work again fits into the lifetime of a transaction, even if reads are slow.
+/// A page of requests to work again can be written within the lifetime of a transaction, even if reads are slow.
 #[tokio::test(start_paused = true)]
 async fn many_requests_fit_a_transaction_in_a_slow_store() {
     let fixture = ConsumerFixture::new(4).await;
@@ -429,7 +479,7 @@ async fn many_requests_fit_a_transaction_in_a_slow_store() {
     assert_eq!(within("all are asked for", handle.again("*", false)).await.unwrap(), 250);
 }
 
-/// A key moves to a successor that has already looked for its keys. It is worked on there at once, although another shard is not drained.
+/// A key moves to a successor that has already looked for keys. The id is worked on at once, although another shard is not drained.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_moves_late_is_found_by_the_successor() {
     let fixture = ConsumerFixture::new(2).await;
@@ -507,7 +557,7 @@ async fn a_deferred_id_is_reported_beside_many_finished_ones() {
     drop(consumer);
 }
 
-/// Deferred ids of a tenant that already runs as many as it may do not keep those of other tenants from their turn.
+/// Deferred ids of a tenant that is at its limit of concurrent runs do not keep those of other tenants from their turn.
 #[tokio::test(start_paused = true)]
 async fn deferred_ids_of_a_busy_tenant_leave_others_their_turn() {
     let fixture = ConsumerFixture::new(1).await;
@@ -541,7 +591,7 @@ async fn deferred_ids_of_a_busy_tenant_leave_others_their_turn() {
     drop(consumer);
 }
 
-/// Requests to work again succeed, however often the checkpoints of the shards move meanwhile.
+/// Requests to work again succeed, however often the checkpoints of the shards move during the request.
 #[tokio::test(start_paused = true)]
 async fn requests_get_through_while_checkpoints_move() {
     let fixture = ConsumerFixture::new(2).await;
@@ -566,8 +616,8 @@ async fn requests_get_through_while_checkpoints_move() {
     consumer.shutdown().await.unwrap();
 }
 
-/// A request to work again arrives while a run answers an earlier one: that run leaves it alone, and the next run answers it. The effects
-/// happen once for each request, both by ids and in batches.
+/// A request to work again arrives while a run answers an earlier request: that run leaves the new request alone, and the next run answers
+/// it. The effects happen once for each request, both by ids and in batches.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_replaces_another_is_answered_by_a_run_of_its_own() {
     async fn work(run: impl Deref<Target = Run>, store: Store, gate: Arc<Notify>) -> HandlerResult {
@@ -599,7 +649,7 @@ async fn a_request_that_replaces_another_is_answered_by_a_run_of_its_own() {
         };
         let calls = || rows.calls() + ids.calls();
         fixture.until_done().await;
-        // The key of the finished work is gone, so the key of the request says that nothing is finished.
+        // Let the key of the finished work be removed: then the key of the request says that nothing is finished.
         pass(Duration::from_mins(1)).await;
         for _ in 0..2 {
             assert_eq!(fixture.handle().again("a", false).await.unwrap(), 1);
@@ -615,11 +665,10 @@ async fn a_request_that_replaces_another_is_answered_by_a_run_of_its_own() {
     }
 }
 
-/// An id runs in a closed shard that has no more rows, without a key. A request to work on it again does not start before that run has
-/// ended.
+/// An id without a key runs in a closed shard that has no rows left. A request to work on it again must not start before that run ends.
 ///
-/// Bug: the janitor dropped the shard. The request found neither the shard nor a key, so it made a key in the successor, and the id ran
-/// there at once.
+/// Bug: the janitor dropped the shard, so the request found neither the shard nor a key, and made a key in the successor, where the id ran
+/// at once.
 #[tokio::test(start_paused = true)]
 async fn an_id_that_runs_in_an_empty_shard_does_not_run_in_its_successor() {
     let fixture = ConsumerFixture::new(1).await;
@@ -667,7 +716,7 @@ async fn an_id_that_runs_in_an_empty_shard_does_not_run_in_its_successor() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The same work is requested twice: the second request does not disturb the run that answers the first one.
+/// If the same work is requested twice, the second request does not disturb the run that answers the first one.
 #[tokio::test(start_paused = true)]
 async fn a_second_request_does_not_disturb_the_run_of_the_first() {
     let fixture = ConsumerFixture::new(1).await;
@@ -704,7 +753,7 @@ async fn a_second_request_does_not_disturb_the_run_of_the_first() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Ids that are too long for any store are refused, and nothing panics.
+/// Ids that are too long for any store are refused without a panic.
 #[tokio::test(start_paused = true)]
 async fn ids_that_are_too_long_are_refused() {
     let fixture = ConsumerFixture::new(2).await;
@@ -716,8 +765,8 @@ async fn ids_that_are_too_long_are_refused() {
     assert!(matches!(after, Ok(_) | Err(Error::Invalid { .. })), "{after:?}");
 }
 
-/// The work on the end of a database fails until its tombstone is dropped and its name is taken. Regression: when the next attempt, for the
-/// new database, failed as well, the old database was forgotten.
+/// The work on the end of a database fails until its tombstone is dropped and its name is taken. Regression: the member forgot the old
+/// database when the next attempt, for the new database, failed as well, so the end was never reported.
 #[tokio::test(start_paused = true)]
 async fn an_end_whose_work_fails_is_not_forgotten_when_the_name_is_taken() {
     let fixture = ConsumerFixture::new(1).await;
@@ -755,8 +804,8 @@ async fn an_end_whose_work_fails_is_not_forgotten_when_the_name_is_taken() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Bug: a deferred id of a tenant got a turn only if the tenant was below its limit at the moment when the keys were read: a tenant that
-/// always had rows never left its deferred ids a turn.
+/// Bug: the shard gave a deferred id a turn only if its tenant was below the tenant's limit when the keys were read, so the deferred ids of
+/// a tenant that always had rows never got a turn.
 #[tokio::test(start_paused = true)]
 async fn a_deferred_id_of_a_tenant_that_is_always_busy_has_its_turn() {
     let fixture = ConsumerFixture::new(1).await;

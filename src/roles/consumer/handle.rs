@@ -73,8 +73,9 @@ impl Consumer {
         self.member.working()
     }
 
-    /// Completes when this member can no longer work: with [`Error::NoFeed`] if the feed of the consumer is gone, and with
-    /// [`Error::NoConsumer`] if the consumer was deleted and its name now belongs to a consumer with another feed or filter. Cancel safe.
+    /// Completes when this member can no longer work: with [`Error::NoFeed`] if the feed of the consumer is gone, with
+    /// [`Error::NoConsumer`] if the consumer was deleted or has expired, for example while this process was paused, and with
+    /// [`Error::BusGone`] if the incarnation of the bus was raised. Start another member then. Cancel safe.
     pub async fn ended(&self) -> Error {
         self.member.ended().await
     }

@@ -165,20 +165,31 @@ impl Member {
         self.known.lock().successors.contains(&shard)
     }
 
-    /// Ends the member, because `error` keeps it from working.
+    /// Says that `error` keeps the member from working. The first reason stays.
     pub fn end(&self, error: Error) {
-        self.ended.send_replace(Some(error));
+        self.ended.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            if is_first {
+                tracing::warn!(%error, consumer = %self.name(), "a member of a consumer has nothing to work on any more");
+                *ended = Some(error);
+            }
+            is_first
+        });
     }
 
     /// Completes with the reason when the member can no longer work. Cancel safe.
     pub async fn ended(&self) -> Error {
         let mut ended = self.ended.subscribe();
-        let ended = ended.wait_for(Option::is_some).await.expect("the sender is here");
-        ended.clone().expect("it was waited for")
+        let ended = ended.wait_for(Option::is_some);
+        tokio::select! {
+            biased;
+            gone = self.context.stats.health.end_of_work() => gone.clone(),
+            ended = ended => ended.expect("the sender is here").clone().expect("it was waited for"),
+        }
     }
 
-    /// Reads the shards with checkpoints, and those of the next topology entry if theirs is closed. Ends the member if its feed is gone.
-    /// Fails if the consumer was deleted and created again with another feed or filter.
+    /// Reads the shards with checkpoints, and those of the next topology entry if theirs is closed. Ends the member if its feed is gone, or
+    /// if the consumer was deleted. Fails if the consumer was created again with another feed or filter.
     pub async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
         let (checkpoints, row) = tokio::try_join!(self.checkpoints(tx), self.row(tx, Isolation::Snapshot))?;
         let mut shards: Vec<_> = checkpoints.into_iter().map(|(shard, _)| shard).collect();
@@ -194,6 +205,9 @@ impl Member {
             self.end(gone);
         }
         let identity = row.map(|row| (row.identity, row.generation));
+        if identity.is_none() && self.known.lock().identity.is_some() {
+            self.end(self.missing());
+        }
         let first = shards.first().copied();
         let successors = match first {
             Some(first) => self.successors(tx, first).await?,

@@ -230,7 +230,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
             return Err(Error::invalid("consumer", "it belongs to a different bus than the node"));
         }
         // If a member still runs here, even of a deleted consumer, nothing is created: `Worker::start` below refuses, or awaits its end.
-        let is_created = handle.create_unless(&settings, Some(node.id())).await?.is_some();
+        handle.create_unless(&settings, Some(node.id())).await?;
         let hints = Arc::new(Listener::of_consumer(&context, &settings.feed(), Duration::MAX));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());
         let pool = Pool { name: handle.name.pool().into(), idle };
@@ -238,7 +238,8 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         let member = Arc::new(Member::new(handle, what, (options, tenants), is_ordered));
         let work = Arc::new(Working { member: Arc::clone(&member), factory });
         let worker = Worker::start(&node, pool, work, balance).await?;
-        if !is_created && let Err(error) = member.create(&settings).await {
+        // Until the node was a member, the consumer could expire, or be deleted without `force`.
+        if let Err(error) = member.create(&settings).await {
             worker.shutdown().await?;
             return Err(error);
         }

@@ -25,7 +25,7 @@ use crate::{
     witness::{Fault, Witness},
 };
 
-/// The longest pause between two checks whether the consumer still exists, in milliseconds.
+/// The longest pause between two checks of whether the consumer still exists, in milliseconds.
 const CHECK_PAUSE_MAX_MS: u64 = 500;
 
 /// The longest pause of a task that a handler leaves behind, in milliseconds.
@@ -34,7 +34,7 @@ const LEFT_MAX_MS: u64 = 3_000;
 /// The longest pause of a handler once the faults have ended, in milliseconds: shorter than any stall limit.
 const REST_WORK_MAX_MS: u64 = 400;
 
-/// Works for the consumer of `plan` until the end. While faults strike, the member comes, stays and leaves.
+/// Works for the consumer of `plan` until the end. While faults strike, the member joins, stays for a while and leaves.
 pub(super) async fn run(actor: &ActorContext, node: &Node, plan: ConsumerPlan) {
     let plan = Arc::new(plan);
     let away_max_ms = plan.absences.map_or(CHECK_PAUSE_MAX_MS, |absences| absences.away_max_ms);
@@ -94,7 +94,7 @@ async fn start<R: Worked>(
     builder.run(move |work| worker.clone().work(work)).await
 }
 
-/// Stays a member for a while, or until the end, as long as the consumer exists.
+/// Stays a member for a while, or until the end, but only as long as the consumer exists.
 async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
     let env = actor.store.env();
     let until = env.now() + Duration::from_millis(1 + actor.random(plan.stay_max_ms));
@@ -105,9 +105,8 @@ async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
             error = member.ended() => {
                 actor.note(|| format!("{} has ended: {error}", plan.name));
                 match error {
-                    Error::NoFeed { .. } | Error::NoConsumer { .. } => {
-                        actor.shared.witness(Witness::DocumentConsumerEnded);
-                    }
+                    Error::NoFeed { .. } => actor.shared.witness(Witness::DocumentConsumerEnded),
+                    Error::NoConsumer { .. } => actor.shared.witness(Witness::ConsumerFoundGone),
                     // The incarnation was raised.
                     Error::BusGone { .. } => {}
                     _ => actor.shared.fail(format!("{} has ended for another reason: {error}", plan.name)),
@@ -133,7 +132,7 @@ async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
     }
 }
 
-/// Whether the consumer exists, as far as one can know. Judges the answer unless something changes meanwhile.
+/// Whether the consumer exists, as far as the member can know. Judges the answer unless something changes in between.
 async fn is_there(actor: &ActorContext, handle: &ConsumerHandle) -> bool {
     let name = handle.name().to_string();
     let before = actor.shared.oracle().existence(&name);
@@ -180,7 +179,7 @@ impl<R> Check<R> {
 
 /// A row that handlers work on.
 trait Worked: ConsumedRow {
-    /// Returns what a handler is shown of the row if `since` is finished.
+    /// Returns what a handler is shown of the row if the work is finished up to `since`.
     fn shown(&self, _since: Cursor) -> Shown {
         Shown { at: Some(self.sequence()), ..Shown::end_of(self.id(), None) }
     }
@@ -281,8 +280,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes some time. Once the faults have ended, this is too short to count as a stall: runs that happen to stall one after another do
-    /// not mean that work is lost.
+    /// Takes some time: once the faults have ended, too little to count as a stall. Otherwise work could seem lost only because several
+    /// runs in a row happened to stall.
     async fn take_time(&self) {
         let Self { actor, plan } = self;
         let is_at_rest = actor.shared.phase() == Phase::Rest;

@@ -1,13 +1,13 @@
-//! The oracle for consumers. It sees the rows of the feed, what handlers write, the checkpoints and the keys of ids, and knows nothing of
-//! how they come about:
+//! The oracle for consumers. It sees the rows of the feed, the writes of handlers, the checkpoints and the keys of ids, but not how they
+//! come about. It checks that:
 //!
-//! - everything that a consumer has passed is finished, is unwanted, or has a key that records the pending work;
-//! - the effects of a transaction that finishes work happen once for each row, and at most once more for each request to work again;
-//! - nobody writes without the lease of the shard, after the next run of the id has begun, or while the consumer is paused;
-//! - no row is worked on after a newer one of its id was finished, and no database after its end was learned;
-//! - a consumer that worked on a database learns that it has ended before it works on the next one of that name;
+//! - each row that a consumer has passed is finished or unwanted, or has a key that records the pending work;
+//! - the effects of a transaction that finishes work happen once for each row, and at most once more for each request to repeat the work;
+//! - no handler writes without the lease of its shard, after the next run for the same id has begun, or while the consumer is paused;
+//! - no row is worked on after a newer row of its id was finished, and no database after the consumer learned of its end;
+//! - a consumer that worked on a database learns that this database ended before it works on the next one of the same name;
 //! - no process runs two handlers for one id at the same time;
-//! - at rest everything is finished or deferred, work that always fails was tried again, and all keys are in shards that are read.
+//! - at rest, everything is finished or deferred, work that always fails was retried, and all keys are in shards that are read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,7 +49,7 @@ fn pool(consumer: &str) -> String {
 }
 
 impl Oracle {
-    /// From now on these consumers are expected.
+    /// Sets the consumers that are expected from now on.
     pub fn expect_consumers(&mut self, plans: &[ConsumerPlan]) {
         self.consumer_plans = plans.iter().map(|plan| (plan.name.clone(), plan.clone())).collect();
     }
@@ -59,7 +59,7 @@ impl Oracle {
         self.is_calm = true;
     }
 
-    /// A handler of `consumer` was called at `issuer`. Returns the number of the run.
+    /// Records that a handler of `consumer` was called at `issuer`. Returns the number of the run.
     pub fn run_began(
         &mut self,
         findings: &Findings,
@@ -95,7 +95,7 @@ impl Oracle {
         }
     }
 
-    /// Records that a row of `name` arrived, perhaps with the end of a database.
+    /// Records that a row of `id` arrived, which may report the end of a database.
     pub(super) fn note_row_for_consumers(&self, findings: &Findings, id: &str, is_end: bool) {
         let of_notifications = self.consumers.iter().filter(|(_, model)| model.row.instance.is_none());
         for (name, model) in of_notifications {
@@ -119,7 +119,7 @@ impl Oracle {
         }
     }
 
-    /// Returns the row that is or was at `at` in the feed of the documents of `instance`, or in the feed of notifications.
+    /// Returns the row that is or was at `at` in the document feed of `instance`, or, without an instance, in the feed of notifications.
     fn row_at(&self, instance: Option<DbInstance>, at: Sequence) -> Option<Followed<'_>> {
         match instance {
             None => self.past.get(&at).map(|row| (&**row).into()),
@@ -130,13 +130,13 @@ impl Oracle {
         }
     }
 
-    /// Returns the last row of `id`, if the id no longer has a row.
+    /// Returns the position of the last row of `id`, if the id no longer has a row.
     fn last_row(&self, id: &str) -> Option<Sequence> {
         let of_id = self.past.values().rev().find(|row| row.name.as_str() == id);
         of_id.filter(|_| !self.rows.contains_key(id)).map(|row| row.sequence)
     }
 
-    /// Returns the topology entries so far of the feed that `model` follows.
+    /// Returns all topology entries so far of the feed that `model` follows.
     fn entries_of(&self, model: &ConsumerModel) -> &[Range<u64>] {
         match model.row.instance {
             None => &self.entries,
@@ -144,7 +144,7 @@ impl Oracle {
         }
     }
 
-    /// Judges what a commit changed in consumers.
+    /// Judges the changes that a commit made to consumers.
     pub(super) fn judge_consumers(
         &mut self,
         findings: &Findings,
@@ -211,7 +211,7 @@ impl Oracle {
         self.judge_entries_of_consumers(findings, items, &set)
     }
 
-    /// Records changes in the rows of consumers. Returns the consumers whose position was set, and those that are gone.
+    /// Records changes to the rows of consumers. Returns the consumers whose position was set or that were deleted.
     fn take_consumers(
         &mut self,
         findings: &Findings,
@@ -267,7 +267,7 @@ impl Oracle {
                     findings.witness(Witness::ConsumerReset);
                 }
             } else {
-                // Tokens of a deleted consumer are not compared with those of the next one.
+                // Tokens of a deleted consumer are not compared with those of the next consumer of that name.
                 self.last_runs.retain(|(of, _), _| of != name);
             }
             self.consumers.insert(name.clone(), model);
@@ -294,7 +294,7 @@ impl Oracle {
         let once = self.consumer_plans.get(name).is_some_and(|plan| plan.is_exact);
         let instance = model.row.instance;
         if instance.is_some_and(|instance| !self.documents.contains_key(&instance)) {
-            // Work on a feed that is gone may still be finished until a member finds that out.
+            // Work on a deleted feed may still be finished until a member notices the deletion.
             return Ok(());
         }
         let row = shown.at.map(|at| {
@@ -392,7 +392,7 @@ impl Oracle {
             return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is paused"));
         }
         let last = self.last_runs.get(&(name.to_owned(), id.to_owned()));
-        // Members of a deleted consumer may begin runs in vain; the tokens of the next consumer cannot be compared with theirs.
+        // Members of a deleted consumer may still begin futile runs, whose tokens cannot be compared with those of the next consumer.
         if !self.deleted.contains(name)
             && let Some(last) = last.filter(|last| **last > (of.token, run))
         {
@@ -401,7 +401,7 @@ impl Oracle {
         Ok(model)
     }
 
-    /// Judges whether a handler was shown everything in `row` that is new if `base` is finished.
+    /// Judges whether a handler was shown everything in `row` that is news after `base`, up to which the work is finished.
     fn judge_news(
         &self,
         (who, name): (&str, &str),
@@ -439,7 +439,7 @@ impl Oracle {
         let owns = |shard: ShardId| self.owns(seen, &pool(name), shard.0);
         let may = is_set
             || owns(shard)
-            // A switch of all shards happens under the lease of one of the previous shards.
+            // All shards are switched at once, under the lease of one of the previous shards.
             || before.is_none() != after.is_none() && read.is_none_or(|read| read.iter().any(|of| owns(*of)));
         let Some(model) = self.consumers.get_mut(name) else {
             return match after {
@@ -481,7 +481,7 @@ impl Oracle {
             let (before, after) = (stored_key(change.before.as_ref())?, stored_key(change.after.as_ref())?);
             let owns = self.owns(seen, &pool(name), shard.0);
             let instance = self.consumers.get(name).and_then(|model| model.row.instance);
-            // A batch shows nothing of an id without a row.
+            // A batch shows its handler nothing about an id without a row.
             let is_batch = self.consumer_plans.get(name).is_some_and(|plan| plan.is_batch);
             let may_forget = is_batch || instance.is_some() || self.rows.keys().any(|db| db.as_str() == id);
             let is_repeatable = self.is_repeatable(name, &id);
@@ -507,7 +507,7 @@ impl Oracle {
             let progress = model.progress.entry(id.clone()).or_default();
             let again = |key: &Option<StoredKey>| key.as_ref().and_then(|key| key.again);
             let asks = again(&after).is_some() && again(&after) != again(&before);
-            // An operator that repeats a request after an unknown result sends the same words again.
+            // An operator that repeats a request after an unknown result sends the same random words again.
             let given_up =
                 after.as_ref().filter(|after| is_operator && after.is_pending && after.again.is_none());
             if is_operator && after.is_none() {
@@ -544,7 +544,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether there is something to do once more for `id`: its row has something that `name` wants and that would not be done anyway.
+    /// Whether there is work on `id` to repeat: its row has something that `name` wants and that would not be worked on anyway.
     fn is_repeatable(&self, name: &str, id: &str) -> bool {
         let (Some(model), Some(plan)) = (self.consumers.get(name), self.consumer_plans.get(name)) else {
             return false;
@@ -588,7 +588,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges whether all checkpoints and keys of the consumers with changed checkpoints belong to one topology entry.
+    /// Judges, for each consumer that gained or lost a checkpoint, whether all its checkpoints and keys belong to one topology entry.
     fn judge_entries_of_consumers(
         &self,
         findings: &Findings,
@@ -609,7 +609,7 @@ impl Oracle {
             let shards: Vec<_> = model.checkpoints.keys().map(|shard| shard.0).collect();
             let entries = self.entries_of(model);
             if entries.is_empty() {
-                // The feed of the consumer is gone.
+                // The feed that the consumer follows is gone.
                 continue;
             }
             let Some(place) = entries.iter().position(|entry| entry.clone().eq(shards.iter().copied()))
@@ -651,7 +651,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Describes work that consumers still have to do.
+    /// Describes work that a consumer still has to do, if there is any.
     pub(super) fn consumers_owe(&self, findings: &Findings) -> Option<String> {
         self.consumer_plans.iter().find_map(|(name, plan)| {
             if plan.is_given_up() {
@@ -674,8 +674,9 @@ impl Oracle {
                         "{name} has still to work on {id:?}, which is deferred in {keys:?}"
                     ));
                 }
-                let last = self.last_runs.get(&(name.clone(), id.clone()));
-                if !last.is_some_and(|(_, run)| self.runs[run].is_calm) {
+                // The run with the greatest token may be one of a deleted consumer, in vain.
+                let mut runs = self.runs.values().filter(|run| run.is_calm && run.consumer == *name);
+                if !runs.any(|run| run.shown.iter().any(|of| of.id == *id)) {
                     return Some(format!("{name} has still to try {id:?} again, which always fails"));
                 }
                 findings.witness(Witness::FailingIdTriedAtRest);
@@ -699,7 +700,7 @@ impl Oracle {
         })
     }
 
-    /// Judges whether `rows` still have anything from consumers that do not exist.
+    /// Judges whether `rows` still contain anything of consumers that no longer exist.
     pub fn judge_left(&self, rows: &Rows) -> Verdict {
         let is_left = |key: &Bytes| match StoredItem::of(key) {
             StoredItem::ConsumerCheckpoint(name, _)
@@ -725,12 +726,12 @@ impl Oracle {
     }
 }
 
-/// Decodes the key of an id.
+/// Decodes the value at the key of an id.
 fn stored_key(value: Option<&Bytes>) -> Result<Option<StoredKey>, String> {
     value.map(|value| inspect::deferred(value)).transpose().map_err(|error| error.to_string())
 }
 
-/// Whether the key of `id` moves to `shard` from another shard if `comes`, and otherwise from `shard` to another one.
+/// Whether the key of `id` moves: from another shard to `shard` if `comes`, otherwise from `shard` to another one.
 fn is_moved(items: &StoredChanges<'_>, (name, shard, id): (&str, ShardId, &str), comes: bool) -> bool {
     items.iter().any(|(item, other)| match item {
         StoredItem::Deferred(of, there, moved) => {
