@@ -12,7 +12,7 @@ use crate::base::{
     cursor::Cursor,
     error::{Error, Result},
     event::{DbName, DdocId, EventKind, Kinds},
-    glob::{GLOB_LEN_MAX, GlobSet},
+    glob::{GLOB_LEN_MAX, GlobSet, check_glob_len},
     notification::Notification,
 };
 
@@ -242,6 +242,8 @@ impl Filter {
     /// Fails with [`Error::Invalid`] if the pattern is malformed, too large to be compiled, or longer than 1,024 bytes.
     pub fn glob(pattern: &str) -> Result<Self> {
         let is_text = |text: &&str| !text.contains(['*', '?', '[', ']', '{', '}', '\\']);
+        // Also of those that need no matcher.
+        check_glob_len(pattern)?;
         if pattern == "*" {
             return Ok(Self::all());
         }
@@ -538,6 +540,16 @@ mod tests {
             let filter = Filter::glob(pattern).unwrap();
             assert_eq!(matches!(filter.names, Names::Glob(_)), simpler.is_none(), "{pattern}");
             assert_eq!(filter.hash(), simpler.unwrap_or_else(|| filter.clone()).hash(), "{pattern}");
+        }
+    }
+
+    /// Regression: the length of a glob was checked only if it needed a matcher.
+    #[test]
+    fn no_glob_is_too_long() {
+        let text = "a".repeat(GLOB_LEN_MAX);
+        assert!(Filter::glob(&text).is_ok());
+        for glob in [format!("{text}*"), format!("*{text}"), format!("*{text}*"), format!("{text}a")] {
+            assert!(Filter::glob(&glob).is_err(), "{} bytes", glob.len());
         }
     }
 }

@@ -75,11 +75,17 @@ impl GlobSet {
     }
 }
 
-/// Returns the regular expression of a glob, which matches whole names.
-fn regex_of(glob: &str) -> Result<String> {
+/// Fails with [`Error::Invalid`] if `glob` is too long.
+pub(crate) fn check_glob_len(glob: &str) -> Result<()> {
     if glob.len() > GLOB_LEN_MAX {
         return Err(Error::invalid("glob", format!("it is longer than {GLOB_LEN_MAX} bytes")));
     }
+    Ok(())
+}
+
+/// Returns the regular expression of a glob, which matches whole names.
+fn regex_of(glob: &str) -> Result<String> {
+    check_glob_len(glob)?;
     let built = GlobBuilder::new(glob).literal_separator(false).build();
     Ok(built.map_err(|error| Error::invalid("glob", error.to_string()))?.regex().to_owned())
 }

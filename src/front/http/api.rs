@@ -30,8 +30,8 @@ use crate::{
     state::{keys::Role, notification_feed::NotificationFeed},
 };
 
-/// The maximum total length of the globs in a caller's requests, in bytes. For a long name, a glob that was chosen to be slow costs about 1 µs
-/// per byte of the glob.
+/// The maximum total length of the globs in a caller's requests, in bytes. For the longest name, a glob that was chosen to be slow costs up to
+/// 10 µs per byte of the glob.
 const GLOBS_LEN_MAX: usize = 8_192;
 
 /// The maximum wait for the store before an answer begins, so that every client gets an answer within a minute, whatever the store does.

@@ -38,8 +38,9 @@ use crate::{
     roles::dispatcher::DeliveryBatch,
 };
 
-/// The maximum work between two yields: the length of the glob times the total length of the names compared with it, in bytes. With a glob that
-/// was chosen to be slow, this takes about half a millisecond.
+/// The work after which a turn ends: the length of the glob times the total length of the names compared with it, in bytes. With a glob that
+/// was chosen to be slow, this takes about half a millisecond. A turn compares at least one name, which takes up to 10 ms if the name and the
+/// glob are as long as they may be.
 const GLOB_WORK_PER_TURN: usize = 50_000;
 
 /// The types of the rows that a reader gets for one database.
