@@ -4,7 +4,7 @@
 //! happen then: a new row must not be placed before an old one, where no reader would find it; and a reader that knows more than the store
 //! must not continue as if nothing were missing. So the store keeps a table with the last sequence that is known to exist in each
 //! incarnation. Folds and reshards move the entry of the current incarnation. A move or a raise begins another incarnation, and ends the
-//! previous one where the copy ended.
+//! previous one where the copy ended. If the store knows which versions it has given out, they are kept with that end.
 
 use crate::{
     base::{
@@ -12,7 +12,10 @@ use crate::{
         encoding::{Incarnation, Sequence},
         error::{Error, Result},
     },
-    state::{context::Context, keys::Keys},
+    state::{
+        context::Context,
+        keys::{EndOfIncarnation, Keys},
+    },
     store::{Isolation, Store, Transaction},
 };
 
@@ -51,7 +54,8 @@ impl<'a> History<'a> {
         let positions = match asked {
             // A reader that knows nothing must find all rows.
             Claim::Rows | Claim::Reader(Cursor::BEGINNING, _) => {
-                [self.end_of(tx, self.incarnation).await?, None, None, None]
+                let end = self.end_of(tx, self.incarnation).await?;
+                [end.map(|end| end.last), None, None, None]
             }
             Claim::Kept(position) => [Some(position), None, None, None],
             Claim::Reader(cursor, _) => {
@@ -70,9 +74,9 @@ impl<'a> History<'a> {
             }
             if position > last
                 && let Some(rows) = self.end_of(tx, at).await?
-                && rows > last
+                && rows.last > last
             {
-                return Err(Error::OlderThanRows { rows, store: last });
+                return Err(Error::OlderThanRows { rows: rows.last, store: last });
             }
             if let Claim::Reader(cursor, row) = asked
                 && cursor != Cursor::BEGINNING
@@ -103,17 +107,32 @@ impl<'a> History<'a> {
         if position == Sequence::MIN {
             return Ok(false);
         }
+        let version = position.versionstamp().version();
         if position.incarnation() == self.incarnation {
-            return Ok(!self.store.may_have_used(position.versionstamp().version()));
+            return Ok(!self.store.may_have_used(version));
         }
+        let end = self.end_of(tx, position.incarnation()).await?;
         let row = row.filter(|row| row.incarnation() == position.incarnation());
-        Ok(self.end_of(tx, position.incarnation()).await?.max(row).is_none_or(|end| position > end))
+        let last = end.as_ref().map(|end| end.last).max(row);
+        Ok(last.is_none_or(|last| position > last) || end.is_some_and(|end| !end.may_have_used(version)))
     }
 
-    /// Returns the last sequence that is known to exist in `incarnation`.
-    pub async fn end_of(self, tx: &Transaction, incarnation: Incarnation) -> Result<Option<Sequence>> {
+    /// Returns the versions that the store has given out, for the end of the current incarnation. None are returned if the store keeps no
+    /// history, or if its rows were copied from another store, whose history is not known.
+    pub async fn openings(self, tx: &Transaction) -> Result<Vec<(u64, u64)>> {
+        let rows = self.end_of(tx, self.incarnation).await?;
+        let are_own = rows.is_none_or(|rows| self.store.may_have_used(rows.last.versionstamp().version()));
+        Ok(if are_own { self.store.openings() } else { Vec::new() })
+    }
+
+    /// Returns the end of `incarnation`.
+    pub async fn end_of(
+        self,
+        tx: &Transaction,
+        incarnation: Incarnation,
+    ) -> Result<Option<EndOfIncarnation>> {
         let key = self.keys.end_of_incarnation(incarnation);
         let stored = tx.get(&key, Isolation::Snapshot).await?;
-        stored.map(|stored| Sequence::from_bytes(&stored).map_err(|error| error.at(&key))).transpose()
+        stored.map(|stored| EndOfIncarnation::from_bytes(&stored).map_err(|error| error.at(&key))).transpose()
     }
 }

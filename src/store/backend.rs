@@ -36,9 +36,10 @@ pub(crate) trait Backend: Send + Sync + 'static {
         true
     }
 
-    /// Returns the last version that the store gave out before it was opened, if it is known.
-    fn last_before_opening(&self) -> Option<u64> {
-        None
+    /// Returns the versions for which [`Backend::may_have_used`] is true, as one interval for each opening, oldest first; none for a store
+    /// that keeps no history.
+    fn openings(&self) -> Vec<(u64, u64)> {
+        Vec::new()
     }
 
     /// Returns the error of the last commit, if there was no room for the commit on the disk.

@@ -262,9 +262,9 @@ impl Store {
         self.backend.may_have_used(version)
     }
 
-    /// Returns the last version that the store gave out before it was opened; see [`Backend::last_before_opening`].
-    pub(crate) fn last_before_opening(&self) -> Option<u64> {
-        self.backend.last_before_opening()
+    /// Returns the versions that the store has given out; see [`Backend::openings`].
+    pub(crate) fn openings(&self) -> Vec<(u64, u64)> {
+        self.backend.openings()
     }
 
     /// Returns the error of the last commit, if there was no room for the commit on the disk of the folder. Nothing is lost, and commits

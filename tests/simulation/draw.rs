@@ -32,25 +32,25 @@ pub(super) struct WorldPlan {
     pub shards: u32,
     /// The names that databases can have.
     pub names: Vec<DbName>,
-    /// The processes, by their numbers.
+    /// The processes, in the order of their numbers.
     pub processes: Vec<ProcessPlan>,
-    /// Whether the store is a folder on one machine that runs all processes, and whose power can fail.
+    /// Whether the store is a folder on a machine that runs all processes, and that can lose power.
     pub is_durable: bool,
     /// How long faults strike.
     pub chaos: Duration,
     /// How the store is replaced with a copy, if it is.
     pub restore: Option<RestorePlan>,
-    /// The probability with which each kind of fault strikes where it can.
+    /// The probability of each kind of fault, wherever it can strike.
     rates: Vec<(Fault, f64)>,
-    /// The longest delay of a step of the network, in microseconds.
+    /// The longest delay of a network step, in microseconds.
     pub latency_us: u64,
-    /// The longest delay of a slow step, in milliseconds.
+    /// The longest delay of a slow network step, in milliseconds.
     pub slow_ms: u64,
-    /// Whether the answers to some commits with an unknown result come as late as those of slow commits.
+    /// Whether the answers to some commits with an unknown result arrive as late as those to slow commits.
     pub doubts_last: bool,
     /// The longest pause of a process, in milliseconds.
     pub pause_max_ms: u64,
-    /// The greatest drift of clocks, in parts per million.
+    /// The maximum drift of clocks, in parts per million.
     pub drift_ppm: u64,
     /// The longest time between two transactions of a producer, in milliseconds.
     pub think_max_ms: u64,
@@ -59,11 +59,11 @@ pub(super) struct WorldPlan {
     /// Whether the operator only deletes and creates consumers, while a janitor is always at work.
     pub churns_consumers: bool,
     pub producer: ProducerOptions,
-    /// Whether producers sometimes record events of instances that are gone, without a check.
+    /// Whether producers sometimes record events of deleted instances, without checking.
     pub has_late_events: bool,
     /// Whether producers do little but delete and recreate a few names, and subscribers read small pages.
     pub churns_names: bool,
-    /// The size limit of a fold's transaction in bytes, if it is less than usual.
+    /// The size limit of a fold's transaction in bytes, if it is lower than usual.
     pub fold_size_max: Option<usize>,
     /// Which sizes are unusual.
     pub sizes: SizePlan,
@@ -84,15 +84,15 @@ pub(super) struct WorldPlan {
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(super) struct SubscriberPlan {
-    /// The filters are replaced now and then.
+    /// Whether filters are replaced now and then.
     pub replaces: bool,
-    /// Subscribers stop and resume now and then, without a crash.
+    /// Whether subscribers stop and resume now and then, without a crash.
     pub restarts: bool,
-    /// Some subscribers are callbacks, which panic now and then; there may also be a mirror.
+    /// Whether some subscribers are callbacks, which panic now and then; there may also be a mirror.
     pub has_callbacks: bool,
-    /// Subscribers spend time on deliveries, and their rounds are long.
+    /// Whether subscribers spend time on deliveries, and have long rounds.
     pub is_slow: bool,
-    /// Most subscribers want only deletions, of a few names, and begin with nothing.
+    /// Whether most subscribers want only deletions, of a few names, and begin with nothing.
     pub wants_deletions: bool,
 }
 
@@ -115,6 +115,8 @@ pub(super) struct RestorePlan {
     pub lost: Duration,
     /// How far the versions of the store are ahead of true time after the restore.
     pub ahead_ms: i64,
+    /// Whether the copy of a folder was opened once before, as by a command that was refused.
+    pub opened_before: bool,
     /// How long after the restore the incarnation is raised; `None` for never.
     pub raised_after: Option<Duration>,
 }
@@ -124,9 +126,9 @@ pub(super) struct RestorePlan {
 pub(super) struct WebPlan {
     /// The number of clients of `_db_updates` at each dispatcher.
     pub clients: u32,
-    /// The clients spend time on rows.
+    /// Whether the clients spend time on rows.
     pub is_slow: bool,
-    /// The clients cut their connections now and then.
+    /// Whether the clients cut their connections now and then.
     pub cuts: bool,
 }
 
@@ -235,20 +237,22 @@ impl WorldPlan {
             .with_restore(&mut random(0x636f_7079))
     }
 
-    /// Replaces the store with a copy, in some worlds. Versions of a store in memory then go back by more than the time that passed.
+    /// Replaces the store with a copy, in some worlds. The versions of a store in memory then go back by more than the time that passed.
     fn with_restore(mut self, random: &mut Rng) -> Self {
         if random.u32(0..6) > 0 {
             return self;
         }
         let mut ms = |from, to| Duration::from_millis(random.u64(from..=to));
         let (copied_after, lost, late) = (ms(1_000, 4_000), ms(100, 4_000), ms(500, 5_000));
-        let (ahead_ms, raised_after) = match (self.is_durable, random.u32(0..6)) {
+        let choice = random.u32(0..6);
+        let opened_before = choice % 2 == 1;
+        let (ahead_ms, raised_after) = match (self.is_durable, choice) {
             (true, choice) => (1_000, (choice < 3).then_some(Duration::ZERO)),
             (false, 0..3) => (-3_600_000, Some(late)),
             (false, _) => (-3_600_000, Some(Duration::ZERO)),
         };
         self.chaos += copied_after + lost + raised_after.unwrap_or_default();
-        self.restore = Some(RestorePlan { copied_after, lost, ahead_ms, raised_after });
+        self.restore = Some(RestorePlan { copied_after, lost, ahead_ms, opened_before, raised_after });
         self
     }
 
@@ -265,7 +269,7 @@ impl WorldPlan {
         self
     }
 
-    /// Whether the store answers without delay, on the thread of the caller.
+    /// Whether the store answers without delay, on the caller's thread.
     pub fn may_read_at_once(&self) -> bool {
         self.latency_us == 0
     }
@@ -298,7 +302,7 @@ impl WorldPlan {
         self
     }
 
-    /// Adds documents in some worlds.
+    /// Adds documents, in some worlds.
     fn with_documents(mut self, random: &mut Rng) -> Self {
         if self.churns_names || random.u32(0..3) > 0 {
             return self;
@@ -336,7 +340,7 @@ impl WorldPlan {
         self
     }
 
-    /// Returns the probability with which `fault` strikes where it can.
+    /// Returns the probability of `fault`, wherever it can strike.
     pub fn rate(&self, fault: Fault) -> f64 {
         self.rates.iter().find(|(of, _)| *of == fault).map_or(0.0, |(_, rate)| *rate)
     }
@@ -372,11 +376,11 @@ fn processes(random: &mut Rng, nodes: usize, has_janitor: bool) -> Vec<ProcessPl
     processes
 }
 
-/// Draws the rate of each fault that `is_meant` selects: most never strike, the others rarely to often, those of watches sometimes always.
+/// Draws the rates of the faults that `is_meant` selects: most never strike, others rarely to often, and those of watches sometimes always.
 fn rates(random: &mut Rng, is_meant: fn(Fault) -> bool) -> Vec<(Fault, f64)> {
     let mut rates = Vec::new();
     for fault in Fault::ALL.iter().copied().filter(|fault| is_meant(*fault)) {
-        // (least, most), for a fault that strikes in this world.
+        // The lowest and the highest rate of a fault that strikes in this world.
         let (least, most): (f64, f64) = match fault {
             Fault::Crash => (0.000_1, 0.003),
             Fault::CrashBeforeAnswer => (0.000_5, 0.01),

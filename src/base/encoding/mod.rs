@@ -11,5 +11,5 @@ pub(crate) use counters::ADDED_MAX;
 pub use counters::{COUNTERS_LEN, Counters, Tally};
 pub(crate) use value::{Reader, versionstamped};
 
+pub(crate) use crate::base::sequence::STAMP_LEN;
 pub use crate::base::sequence::{Incarnation, Sequence, Versionstamp};
-pub(crate) use crate::base::sequence::{SEQUENCE_LEN, STAMP_LEN};

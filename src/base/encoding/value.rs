@@ -70,9 +70,14 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map_err(|_| self.corrupt("text that is not UTF-8"))
     }
 
+    /// Whether no bytes are left.
+    pub fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     /// Fails if bytes are left.
     pub fn finish(self) -> Result<()> {
-        if self.rest.is_empty() {
+        if self.is_empty() {
             Ok(())
         } else {
             Err(self.corrupt(format!("{} bytes too many", self.rest.len())))

@@ -17,7 +17,7 @@ use crate::{
     state::{
         context::Context,
         history::{Claim, History},
-        keys::{Keys, Layout, ShardId},
+        keys::{EndOfIncarnation, Keys, Layout, ShardId},
         membership::Silence,
     },
     store::{Isolation, KeyRange, RangeRead, Row},
@@ -197,14 +197,16 @@ pub(crate) async fn export(
     }
     out.put(&[END])?;
     out.put(&exported.rows.to_be_bytes())?;
-    out.put(Sequence::last_at(context.config.incarnation, version).as_bytes())?;
+    let last = Sequence::last_at(context.config.incarnation, version);
+    let openings = context.store.run(async |tx| History::of(context).openings(&tx).await).await?;
+    out.put_sized(&EndOfIncarnation { last, openings }.to_bytes())?;
     let hash = out.hash.digest();
     out.put(&hash.to_be_bytes())?;
     out.inner.flush().map_err(io)?;
     Ok(exported)
 }
 
-pub(super) const FORMAT: u16 = 3;
+pub(super) const FORMAT: u16 = 4;
 
 pub(super) const END: u8 = 0;
 

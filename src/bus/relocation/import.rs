@@ -8,13 +8,10 @@ use std::io::Read;
 
 use super::export::{END, Exported, FORMAT, Hashed, ROW};
 use crate::{
-    base::{
-        encoding::{SEQUENCE_LEN, Sequence},
-        error::{Error, Result},
-    },
+    base::error::{Error, Result},
     state::{
         exactly_once::exactly_once,
-        keys::{Config, Keys, NodeId},
+        keys::{Config, EndOfIncarnation, Keys, NodeId},
         membership::Silence,
     },
     store::{Isolation, KEY_LEN_MAX, RangeRead, Store, Transaction, VALUE_LEN_MAX},
@@ -122,7 +119,7 @@ impl<'a> Import<'a> {
         }
         self.put(&batch).await?;
         let stated = u64::from_be_bytes(input.take(8)?.try_into().expect("8 bytes were taken"));
-        let end = Sequence::from_bytes(&input.take(SEQUENCE_LEN)?)?;
+        let end = EndOfIncarnation::from_bytes(&input.take_sized(VALUE_LEN_MAX)?)?;
         let hash = input.hash.digest();
         if stated != count || input.take(8)? != hash.to_be_bytes() {
             return Err(Error::invalid("export", "it is damaged: its hash or its number of rows differs"));
@@ -163,11 +160,11 @@ impl<'a> Import<'a> {
     }
 
     /// Ends the old incarnation of `config` where the export ended, and writes the raised configuration, which turns the data into a bus.
-    async fn finish(&self, config: Config, end: Sequence) -> Result<()> {
+    async fn finish(&self, config: Config, end: EndOfIncarnation) -> Result<()> {
         let raised = config.raised()?;
         let finish = async |tx: Transaction| {
             self.check(&tx).await?;
-            tx.set(&self.keys.end_of_incarnation(config.incarnation), end.as_bytes());
+            tx.set(&self.keys.end_of_incarnation(config.incarnation), &end.to_bytes());
             tx.set(&self.keys.config(), &raised.to_bytes());
             tx.clear(&self.keys.import_mark());
             Ok(())

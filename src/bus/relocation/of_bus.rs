@@ -8,13 +8,13 @@ use super::{
 };
 use crate::{
     base::{
-        encoding::{Incarnation, Sequence},
+        encoding::Incarnation,
         error::{Error, Result},
     },
     bus::Bus,
     state::{
         history::{Claim, History},
-        keys::{Config, Keys},
+        keys::{Config, EndOfIncarnation, Keys},
         membership::{Silence, forget_nodes},
     },
     store::{Isolation, Store, Transaction},
@@ -84,7 +84,8 @@ async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
 ///
 /// The same transaction removes nodes, leases and fold marks. So a process that is alive, or was only paused, no longer has a lease: none
 /// of its folds, batches or passes commits, and its heartbeat finds that the bus is gone. Rows that readers saw after the last sequence of
-/// the old incarnation were not restored. A folder knows how far the copy went, so readers that had read to the end of the copy stay valid.
+/// the old incarnation were not restored. A folder knows which versions it has given out, so readers that had read to the end of the copy
+/// stay valid, however many times the copy was opened since.
 async fn raise(store: &Store, keys: &Keys, from: Incarnation, force: bool) -> Result<Incarnation> {
     let history = History { store, keys, incarnation: from };
     // On a store that is older than its rows, live nodes do nothing. On any other they work, unless opening the store has kept them out.
@@ -110,12 +111,12 @@ async fn raise(store: &Store, keys: &Keys, from: Incarnation, force: bool) -> Re
                 );
                 return Err(Error::invalid("incarnation", reason));
             }
-            Ok(_) => {
+            Ok(last) => {
                 // Readers of the copy itself may have read beyond its last row.
-                let known = store.last_before_opening().map(|version| Sequence::last_at(from, version));
-                let end = history.end_of(&tx, from).await?.max(known);
-                if let Some(end) = end {
-                    tx.set(&keys.end_of_incarnation(from), end.as_bytes());
+                let openings = history.openings(&tx).await?;
+                if !openings.is_empty() {
+                    let end = EndOfIncarnation { last, openings };
+                    tx.set(&keys.end_of_incarnation(from), &end.to_bytes());
                 }
             }
         }

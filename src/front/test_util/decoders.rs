@@ -19,8 +19,8 @@ use crate::{
     state::{
         feed::FeedRow,
         keys::{
-            Config, ConsumerName, ConsumerRow, DeferredRow, FoldMark, Keys, Lease, MemberlessSince, NodeId,
-            NodeRow, RowSpace, RunResult, ShardId, TopologyRow, watermark,
+            Config, ConsumerName, ConsumerRow, DeferredRow, EndOfIncarnation, FoldMark, Keys, Lease,
+            MemberlessSince, NodeId, NodeRow, RowSpace, RunResult, ShardId, TopologyRow, watermark,
         },
     },
 };
@@ -111,6 +111,7 @@ fn round<T: PartialEq + Debug>(
 /// Runs the decoders of values.
 fn values(input: &[u8]) {
     round(input, Config::from_bytes, |it| it.to_bytes());
+    round(input, EndOfIncarnation::from_bytes, EndOfIncarnation::to_bytes);
     round(input, ConsumerRow::from_bytes, ConsumerRow::to_bytes);
     round(input, DeferredRow::from_bytes, DeferredRow::to_bytes);
     round(input, MemberlessSince::from_bytes, |it| it.to_bytes());

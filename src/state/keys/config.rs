@@ -1,5 +1,4 @@
-//! Families 0, 26 and 13: the settings that are fixed when a bus is created; the table of incarnations, with the last sequence known to
-//! exist in each; and positions of the notification feed, each with the time that janitors had worked by then, for finding old rows.
+//! Families 0, 26 and 13: the settings that are fixed when a bus is created; the table of incarnations, with the end of each; and positions of the notification feed, each with the time that janitors had worked by then, for finding old rows.
 
 use super::{Keys, family, feed::sequence_operand};
 use crate::{
@@ -86,9 +85,42 @@ impl Keys {
         self.pack(&(family::CONFIG, "import"))
     }
 
-    /// The key of the last sequence of `incarnation`.
+    /// The key of the end of `incarnation`.
     pub fn end_of_incarnation(&self, incarnation: Incarnation) -> Vec<u8> {
         self.pack(&(family::INCARNATION, u16::from(incarnation.0)))
+    }
+}
+
+/// Which sequences of an incarnation were given out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EndOfIncarnation {
+    /// The last sequence that is known to exist.
+    pub last: Sequence,
+    /// The versions that the store of an earlier incarnation had given out, as intervals; empty if that store kept no such history, and in
+    /// the current incarnation, whose store knows. Other versions are of another store, or of a past that was lost.
+    pub openings: Vec<(u64, u64)>,
+}
+
+impl EndOfIncarnation {
+    /// Whether the store of the incarnation may have given out `version`.
+    pub fn may_have_used(&self, version: u64) -> bool {
+        let contains = |(first, last): &(u64, u64)| (*first..=*last).contains(&version);
+        self.openings.is_empty() || self.openings.iter().any(contains)
+    }
+
+    /// The stored form: the last sequence, then the first and the last version of each interval (8 bytes each).
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let openings = self.openings.iter().flat_map(|(first, last)| [*first, *last]);
+        [&self.last.as_bytes()[..], &openings.flat_map(u64::to_be_bytes).collect::<Vec<_>>()].concat()
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("end of an incarnation", bytes);
+        let (last, mut openings) = (reader.sequence()?, Vec::new());
+        while !reader.is_empty() {
+            openings.push((reader.u64()?, reader.u64()?));
+        }
+        Ok(Self { last, openings })
     }
 }
 
@@ -141,6 +173,12 @@ mod tests {
         assert_eq!(keys.end_of_incarnation(Incarnation(3)), [b'p', 0x15, 26, 0x15, 3]);
         let operand = end_operand(Incarnation(3));
         assert_eq!((operand[0], &operand[11..13]), (3, &[0xff; 2][..]));
+        let end = EndOfIncarnation { last: Sequence::MAX, openings: vec![(1, 2), (5, 7)] };
+        let bytes = [[0xff; 13].as_slice(), &[0, 0, 0, 0, 0, 0, 0, 1], &[0, 0, 0, 0, 0, 0, 0, 2]].concat();
+        assert_eq!(end.to_bytes()[..29], bytes);
+        assert_eq!(EndOfIncarnation::from_bytes(&end.to_bytes()).unwrap(), end);
+        assert_eq!([2, 3, 5].map(|version| end.may_have_used(version)), [true, false, true]);
+        assert!(EndOfIncarnation::from_bytes(&bytes[..28]).is_err());
     }
 
     /// Regression: a bus that was written by another version of this program was reported as corrupt, as if it were damaged.

@@ -32,7 +32,7 @@
 //! | 25 | deferred | 2, consumer, shard, id | what is done, due, instance, attempts, time, error, again | from a failure, a long run, or a request to work again, until the id is done and the checkpoint has passed it |
 //! | 25 | low watermark | 3, consumer | sequence: no shard has a wanted row before it that is not done or deferred | as long as the consumer, once it is later than the start |
 //! | 25 | memberless | 4, consumer | since when, and for how long | while no node works for a consumer that expires |
-//! | 26 | incarnation | incarnation | the last sequence known to exist in it | as long as the bus |
+//! | 26 | incarnation | incarnation | the last sequence known to exist in it; for an earlier one, also the versions that its store had given out, if known | as long as the bus |
 //!
 //! The families with number 1 form one range, so that a notifier can read everything that waits for it at once. The number after the
 //! instance distinguishes them. Numbers are never reused. `docs/protocol.md` specifies the bytes of some families for other languages.
@@ -56,7 +56,7 @@ mod topology;
 use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, TupleUnpack};
 
-pub(crate) use config::{AgeMark, Config, end_operand};
+pub(crate) use config::{AgeMark, Config, EndOfIncarnation, end_operand};
 pub use consumer::ConsumerName;
 pub(crate) use consumer::{ConsumerRow, DeferredRow, Due, MemberlessSince, watermark};
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};

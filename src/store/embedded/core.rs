@@ -256,9 +256,9 @@ impl Core {
         self.version
     }
 
-    /// Whether `version` has been given out since the core was created.
-    pub fn has_used(&self, version: u64) -> bool {
-        (self.version_start..=self.version).contains(&version)
+    /// Returns the first and the last version that have been given out since the core was created.
+    pub fn used(&self) -> (u64, u64) {
+        (self.version_start, self.version)
     }
 
     /// Takes a snapshot of the newest rows.

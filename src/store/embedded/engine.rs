@@ -216,12 +216,17 @@ impl Engine {
 
     /// Whether the store has given out `version`, in this opening or an earlier one.
     pub fn may_have_used(&self, version: u64) -> bool {
-        self.history.contains(version) || self.core().has_used(version)
+        let (first, last) = self.core().used();
+        self.history.contains(version) || (first..=last).contains(&version)
     }
 
-    /// Returns the last version that the store gave out before it was opened.
-    pub fn last_before_opening(&self) -> Option<u64> {
-        self.history.last_before_opening()
+    /// Returns the versions that the store has given out, as one interval for each opening, oldest first.
+    pub fn openings(&self) -> Vec<(u64, u64)> {
+        let (mut openings, now) = (self.history.openings().to_vec(), self.core().used());
+        // The history of a folder has the beginning of this opening.
+        openings.retain(|(first, _)| *first < now.0);
+        openings.push(now);
+        openings
     }
 
     pub(super) fn failed(&self) -> &Arc<Failed> {

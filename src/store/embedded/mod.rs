@@ -60,8 +60,8 @@ impl Backend for Embedded {
         self.0.may_have_used(version)
     }
 
-    fn last_before_opening(&self) -> Option<u64> {
-        self.0.last_before_opening()
+    fn openings(&self) -> Vec<(u64, u64)> {
+        self.0.openings()
     }
 
     fn shortage(&self) -> Option<StoreError> {

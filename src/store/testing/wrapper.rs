@@ -161,8 +161,8 @@ impl<I: Interceptor> Backend for Wrapper<I> {
         self.inner.may_have_used(version)
     }
 
-    fn last_before_opening(&self) -> Option<u64> {
-        self.inner.last_before_opening()
+    fn openings(&self) -> Vec<(u64, u64)> {
+        self.inner.openings()
     }
 
     fn shortage(&self) -> Option<StoreError> {

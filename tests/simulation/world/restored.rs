@@ -1,8 +1,8 @@
-//! Restores: the store is replaced with a copy, and everything that came after the copy is lost.
+//! Restores: the store is replaced with a copy, and everything that was written after the copy is lost.
 //!
-//! A folder is copied with its own history, and its versions continue: the incarnation may be raised, but need not be. For a store in
-//! memory, which stands for a cluster, the rows are copied into a fresh store whose versions are all before those of the copy: the
-//! incarnation is raised before any process starts, or late.
+//! A folder is copied with its own history, and its versions continue: the incarnation may be raised, but need not be. A store in memory
+//! stands for a cluster: its rows are copied into a fresh store whose versions are all lower than those of the copy, and the incarnation is
+//! raised, either before any process starts or later.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,10 +27,10 @@ use crate::{
     witness::Witness,
 };
 
-/// The number of rows that a transaction of a restore writes.
+/// The maximum number of rows that a transaction of a restore writes.
 const ROWS_AT_ONCE: usize = 500;
 
-/// A copy of the store, and what the oracle knew when it was taken.
+/// A copy of the store, and what the oracle knew when the copy was taken.
 pub(super) struct StoreCopy {
     rows: Rows,
     /// The copied disk, if the store is durable.
@@ -76,16 +76,20 @@ impl World {
         self.crash_where(|_| true);
         self.ahead_ms = plan.ahead_ms;
         let env = self.store_time();
-        let machine = match (&self.machine, copy.disk) {
-            (Some(machine), Some(disk)) => match machine.with(disk, env.clone()) {
-                Ok(machine) => Some(machine),
+        let mut machine = None;
+        if let (Some(original), Some(disk)) = (&self.machine, copy.disk) {
+            let open = |disk| original.with(disk, env.clone());
+            let opened = open(disk);
+            let opened =
+                if plan.opened_before { opened.and_then(|machine| open(machine.copied())) } else { opened };
+            match opened {
+                Ok(opened) => machine = Some(opened),
                 Err(error) => {
                     return shared
                         .fail(Guarantee::Durable.broken(format!("a copy cannot be opened: {error}")));
                 }
-            },
-            _ => None,
-        };
+            }
+        }
         let engine = machine.as_ref().map_or_else(|| filled(env, &copy.rows), Machine::store);
         if rows(&engine) != copy.rows {
             return shared.fail(Guarantee::Durable.broken("a copy of the folder has other rows"));
@@ -111,8 +115,8 @@ impl World {
         }
     }
 
-    /// Raises the incarnation if the store is still older than its own rows. Nodes find out by themselves; processes without a node, and
-    /// those that write without a lease, are stopped.
+    /// Raises the incarnation if the store is still older than its own rows. Nodes notice that by themselves; processes without a node, and
+    /// those with producers, which write without a lease, are crashed.
     pub(super) fn heal(&mut self) {
         if !self.shared.oracle().is_older() {
             return;

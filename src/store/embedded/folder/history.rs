@@ -33,10 +33,9 @@ impl History {
         self.end_of(version).is_some()
     }
 
-    /// Returns the last version that the folder used before the current opening.
-    pub fn last_before_opening(&self) -> Option<u64> {
-        let [.., (_, last), _] = &self.0[..] else { return None };
-        Some(*last)
+    /// Returns the first and the last version of each opening, oldest first.
+    pub fn openings(&self) -> &[(u64, u64)] {
+        &self.0
     }
 
     /// Returns the last version of the opening that used `version`.
