@@ -9,6 +9,7 @@ mod common;
 mod cost;
 mod deferred;
 mod documents;
+mod ended;
 mod failures;
 mod fencing;
 mod fixture;

@@ -10,13 +10,13 @@ use crate::{root, sources};
 /// The line limit of each room. A file belongs to the longest of these paths with which its own path begins.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 175),
-    ("src/base", 3_785),
+    ("src/base", 3_805),
     ("src/store", 1_395),
-    ("src/store/embedded", 5_810),
+    ("src/store/embedded", 5_815),
     ("src/store/fdb", 865),
     ("src/store/testing", 1_055),
-    ("src/state", 3_055),
-    ("src/state/keys", 2_605),
+    ("src/state", 3_075),
+    ("src/state/keys", 2_645),
     ("src/state/feed", 1_955),
     ("src/state/membership", 2_480),
     ("src/roles", 200),
@@ -25,7 +25,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/dispatcher", 3_605),
     ("src/roles/janitor", 750),
     ("src/roles/changes", 875),
-    ("src/roles/consumer", 6_470),
+    ("src/roles/consumer", 6_485),
     ("src/bus", 1_440),
     ("src/bus/relocation", 625),
     ("src/front", 6_450),
@@ -33,13 +33,13 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The line limit of all of `src`.
-const SRC_LINES: usize = 48_485;
+const SRC_LINES: usize = 48_585;
 
 /// The file limit of `src`.
 const SRC_FILES: usize = 215;
 
 /// The line limit of `tests/simulation`.
-const SIMULATION_LINES: usize = 10_450;
+const SIMULATION_LINES: usize = 10_460;
 
 /// The row limit of the catalogue of keys.
 const KEY_FAMILIES: usize = 28;
