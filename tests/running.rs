@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{LIMIT, db, narrow_bus, record, row_with, until};
-use notibus::{Cursor, DispatcherOptions, Filter, StartOptions, store::Store};
+use notibus::{Cursor, DispatcherOptions, Filter, Notification, StartOptions, consumer::Work, store::Store};
 use tokio_stream::StreamExt;
 
 #[tokio::test(start_paused = true)]
@@ -75,6 +75,42 @@ async fn a_request_to_terminate_ends_it_in_order() {
         .unwrap();
     ended.unwrap();
     assert!(bus.nodes().await.unwrap().is_empty());
+}
+
+/// Bug: `serve` got each signal through two streams, and sometimes took one signal for two, so its leases were not released and other nodes
+/// took over only after the expiry. Fix: all requests to end come through one stream.
+#[cfg(any(feature = "cli", feature = "http"))]
+#[tokio::test(start_paused = true)]
+async fn one_request_ends_it_in_order_and_a_second_one_at_once() {
+    let store = Store::memory();
+    let bus = narrow_bus(&store).await;
+    for (requests, left) in [(1, 0), (2, 1)] {
+        let running = bus.start(StartOptions::default()).await.unwrap();
+        let mut requests = tokio_stream::iter(vec![(); requests]).chain(tokio_stream::pending());
+        running.shutdown_on(&mut requests, std::future::pending()).await.unwrap();
+        assert_eq!(bus.nodes().await.unwrap().len(), left);
+    }
+}
+
+/// Bug: a member waits for its runs as long as leaving the bus was allowed to take, so with default options a stop during a long run failed,
+/// and its node stayed. Fix: leaving may take all the time that closing feeds has left.
+#[tokio::test(start_paused = true)]
+async fn a_run_that_does_not_end_holds_no_stop_up_and_fails_none() {
+    let store = Store::memory();
+    let bus = narrow_bus(&store).await;
+    let running = bus.start(StartOptions::default()).await.unwrap();
+    let (sent, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
+    let consumer = running.consumer("c").unwrap().start_from(Cursor::BEGINNING);
+    let hang = move |_: Work<Notification>| {
+        sent.send(()).unwrap();
+        std::future::pending()
+    };
+    let consumer = consumer.run(hang).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    has_begun.recv().await.unwrap();
+    running.shutdown().await.unwrap();
+    assert!(bus.nodes().await.unwrap().is_empty());
+    drop(consumer);
 }
 
 /// Feeds end with their last line, and connections with their answers, before the roles end.

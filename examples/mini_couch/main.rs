@@ -23,7 +23,7 @@ pub mod problem;
 use std::{error::Error, sync::Arc};
 
 use notibus::{
-    Bus, BusOptions, StartOptions,
+    Bus, BusOptions, NodeHandle, StartOptions,
     http::{ApiOptions, Credentials, ServerOptions},
     store::Store,
 };
@@ -63,5 +63,5 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
         let _ = ended.send(());
     });
     // The end of standard input is one way to stop the program, a signal the other.
-    Ok(running.shutdown_on_signal_or(async { drop(end.await) }).await?)
+    Ok(running.shutdown_on(&mut NodeHandle::signals()?, async { drop(end.await) }).await?)
 }

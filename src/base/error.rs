@@ -233,8 +233,9 @@ pub enum Error {
         reason: String,
     },
 
-    /// The store did not answer in time, so the operation was abandoned. Leases of the process expire by themselves.
-    #[error("gave up {what} after {after:?}, because the store does not answer: leases expire by themselves")]
+    /// The operation took too long, for example because the store does not answer or work in progress does not end, so it was abandoned.
+    /// Leases of the process expire by themselves.
+    #[error("gave up {what} after {after:?}: leases that are still held expire by themselves")]
     GaveUp {
         /// The operation.
         what: &'static str,

@@ -1,10 +1,10 @@
 //! [`Node`]: a process that shares the work of a bus; and [`NodeHandle`]: one handle to all of its roles.
 
-#[cfg(any(feature = "cli", feature = "http"))]
-use std::io;
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
+#[cfg(any(feature = "cli", feature = "http"))]
+use futures_util::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
 
 use super::Bus;
@@ -114,8 +114,8 @@ pub struct StartOptions {
     pub notifier: Option<NotifierOptions>,
     /// Options of the janitor; `None` leaves cleaning to other nodes. Default: the default options.
     pub janitor: Option<JanitorOptions>,
-    /// The maximum time that [`NodeHandle::shutdown`] takes: one half for feeds, connections and subscribers, which are then cut off, and
-    /// one half for leaving the bus. [`Duration::MAX`] sets no limit. Default: 10 s.
+    /// The maximum time that [`NodeHandle::shutdown`] takes: two fifths for feeds, connections and subscribers, which are then cut off, and
+    /// the rest for leaving the bus, which waits for work in progress. [`Duration::MAX`] sets no limit. Default: 10 s.
     pub shutdown_timeout: Duration,
 }
 
@@ -275,12 +275,14 @@ impl NodeHandle {
     /// Even after a failure the other parts are ended.
     pub async fn shutdown(self) -> Result<()> {
         let Self { endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout } = self;
-        let half = shutdown_timeout / 2;
-        let within = async |what, work: BoxFuture<'_, Result<()>>| {
+        let (env, begun) = (bus.store().env(), bus.store().env().now());
+        // Members of consumers wait for their runs for half of the handover time, 5 s by default. That must fit into what is left.
+        let within = async |what, work: BoxFuture<'_, Result<()>>, until: Duration| {
+            let after = until.saturating_sub(env.now().saturating_sub(begun));
             tokio::select! {
                 biased;
                 done = work => done,
-                () = bus.store().env().sleep(half) => Err(Error::GaveUp { what, after: half }),
+                () = env.sleep(after) => Err(Error::GaveUp { what, after }),
             }
         };
         let endings = endings.into_inner();
@@ -292,10 +294,11 @@ impl NodeHandle {
             dispatcher.shutdown().await;
             Ok(())
         };
-        let closed = within("closing feeds and connections, which were cut off", Box::pin(close)).await;
+        let what = "closing feeds and connections, which were cut off";
+        let closed = within(what, Box::pin(close), shutdown_timeout / 5 * 2).await;
         // Leave the bus cleanly even if feeds or connections were cut off, so that other nodes need not wait until this one expires.
         let leave = async { tokio::join!(node.shutdown(), subscriptions.cut_off()).0 };
-        let left = within("leaving the nodes of the bus", Box::pin(leave)).await;
+        let left = within("leaving the nodes of the bus", Box::pin(leave), shutdown_timeout).await;
         drop((listed, notifier, janitor));
         closed.and(left)
     }
@@ -306,25 +309,48 @@ impl NodeHandle {
     /// Fails with the store's error if it failed, with [`Error::Io`] if signals cannot be received, and as [`NodeHandle::shutdown`] does.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn shutdown_on_signal(self) -> Result<()> {
-        self.shutdown_on_signal_or(std::future::pending()).await
+        self.shutdown_on(&mut Self::signals()?, std::future::pending()).await
     }
 
-    /// Does the same as [`NodeHandle::shutdown_on_signal`], but also ends when `end` completes.
+    /// Returns the signals that ask the process to end, from this call on: interrupts, and on Unix SIGTERM. They no longer end the process by
+    /// themselves. Each stream gets every signal, so a process needs only one. Fails with [`Error::Io`].
     #[cfg(any(feature = "cli", feature = "http"))]
-    pub async fn shutdown_on_signal_or(self, end: impl Future<Output = ()>) -> Result<()> {
-        let failed = |error| Error::Io { what: "signals", source: Arc::new(error) };
-        let mut signals = Signals::listen().map_err(failed)?;
+    pub fn signals() -> Result<impl Stream<Item = ()> + Send + Unpin> {
+        #[cfg(unix)]
+        let signals = {
+            use tokio::signal::unix::{SignalKind, signal};
+            let failed = |error| Error::Io { what: "signals", source: Arc::new(error) };
+            let (interrupt, terminate) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+            let (mut interrupt, mut terminate) = (interrupt.map_err(failed)?, terminate.map_err(failed)?);
+            stream::poll_fn(move |context| {
+                let interrupted = interrupt.poll_recv(context);
+                if interrupted.is_ready() { interrupted } else { terminate.poll_recv(context) }
+            })
+        };
+        #[cfg(not(unix))]
+        let signals =
+            Box::pin(stream::unfold((), async |()| tokio::signal::ctrl_c().await.ok().map(|()| ((), ()))));
+        Ok(signals)
+    }
+
+    /// Does the same as [`NodeHandle::shutdown_on_signal`], but takes the signals from `signals`, and also ends when `end` completes.
+    #[cfg(any(feature = "cli", feature = "http"))]
+    pub async fn shutdown_on(
+        self,
+        signals: &mut (impl Stream<Item = ()> + Unpin),
+        end: impl Future<Output = ()>,
+    ) -> Result<()> {
         let store_failed = self.bus.store().failed();
         let failure = tokio::select! {
             biased;
-            () = signals.next() => None,
+            Some(()) = signals.next() => None,
             error = store_failed => Some(error),
             () = end => None,
         };
         let ended = tokio::select! {
             biased;
             ended = self.shutdown() => ended,
-            () = signals.next() => {
+            Some(()) = signals.next() => {
                 tracing::warn!("second request to end: ending at once; leases expire by themselves");
                 Ok(())
             }
@@ -336,47 +362,5 @@ impl NodeHandle {
 impl fmt::Debug for NodeHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NodeHandle").field("node", &self.node.id()).finish_non_exhaustive()
-    }
-}
-
-/// The signals that ask a process to end.
-#[cfg(all(unix, any(feature = "cli", feature = "http")))]
-struct Signals {
-    /// Sent by a terminal.
-    interrupt: tokio::signal::unix::Signal,
-    /// Sent by a process supervisor.
-    terminate: tokio::signal::unix::Signal,
-}
-
-#[cfg(all(unix, any(feature = "cli", feature = "http")))]
-impl Signals {
-    /// Replaces the default handling of the signals.
-    pub fn listen() -> io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    pub async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
-
-/// The signals that ask a process to end.
-#[cfg(all(not(unix), any(feature = "cli", feature = "http")))]
-struct Signals;
-
-#[cfg(all(not(unix), any(feature = "cli", feature = "http")))]
-impl Signals {
-    /// Does nothing.
-    #[expect(clippy::unnecessary_wraps, reason = "on Unix it can fail")]
-    pub fn listen() -> io::Result<Self> {
-        Ok(Self)
-    }
-
-    pub async fn next(&mut self) {
-        drop(tokio::signal::ctrl_c().await);
     }
 }

@@ -26,14 +26,14 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/janitor", 750),
     ("src/roles/changes", 875),
     ("src/roles/consumer", 6_485),
-    ("src/bus", 1_440),
+    ("src/bus", 1_425),
     ("src/bus/relocation", 625),
     ("src/front", 6_450),
-    ("src/bin", 2_395),
+    ("src/bin", 2_375),
 ];
 
 /// The line limit of all of `src`.
-const SRC_LINES: usize = 48_585;
+const SRC_LINES: usize = 48_550;
 
 /// The file limit of `src`.
 const SRC_FILES: usize = 215;

@@ -36,7 +36,7 @@ Exit codes:
   0  success; also if the reader of the output has gone away, as `head` does
   1  the work failed, or may succeed later
   2  an argument or the input is wrong, or the store is damaged: trying again does not help
-  3  the disk of the store is full or failed
+  3  the disk of the store failed, or too many files are open
 
 Options can also be set in the environment where --help shows a variable. The command line takes precedence.
 NOTIBUS_AUTH has the credentials for --url: a secret, or \"name:secret\". RUST_LOG says what is logged on standard error, such as \"info\"

@@ -5,7 +5,6 @@ use std::{
     io::{self, Write},
     net::SocketAddr,
     path::PathBuf,
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,8 +13,9 @@ use std::{
 };
 
 use clap::builder::BoolishValueParser;
+use futures_util::StreamExt;
 use notibus::{
-    Bus, BusOptions, DispatcherOptions, Error, StartOptions,
+    Bus, BusOptions, DispatcherOptions, Error, NodeHandle, StartOptions,
     http::{ApiOptions, Credentials, Grant, ServerOptions},
     store::Store,
 };
@@ -133,14 +133,14 @@ async fn serve(
     (options, limits): (&ApiOptions, &ServerOptions),
 ) -> Result<(), Failure> {
     let mut is_announced = false;
-    let asked =
-        asked_to_end().map_err(|error| Failure::Failed(format!("cannot receive signals: {error}")))?;
-    let mut asked = pin!(asked);
+    // Signals count from here on, also while the bus is being opened.
+    let is_asked = AtomicBool::new(false);
+    let mut signals = NodeHandle::signals()?.inspect(|()| is_asked.store(true, Ordering::Relaxed));
     loop {
         let start = async { Ok::<_, Failure>(open(store, bus).await?.start(roles.clone()).await?) };
         let running = tokio::select! {
             biased;
-            () = &mut asked => return Ok(()),
+            Some(()) = signals.next() => return Ok(()),
             running = start => running?,
         };
         let routes = running.api(options.clone())?.routes();
@@ -155,36 +155,15 @@ async fn serve(
         }
         let (bus, is_raised) = (running.bus().clone(), AtomicBool::new(false));
         let end = async {
-            tokio::select! {
-                () = &mut asked => {}
-                () = bus.raised() => is_raised.store(true, Ordering::Relaxed),
-            }
+            bus.raised().await;
+            is_raised.store(true, Ordering::Relaxed);
         };
-        let ended = running.shutdown_on_signal_or(end).await;
-        if !is_raised.into_inner() {
+        let ended = running.shutdown_on(&mut signals, end).await;
+        if is_asked.load(Ordering::Relaxed) || !is_raised.into_inner() {
             return Ok(ended?);
         }
         tracing::warn!("the incarnation of the bus was raised: this node joins again");
     }
-}
-
-/// Returns a future that completes once the process is asked to end. Signals count from this call on, also while the bus is being opened.
-#[cfg(unix)]
-fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    })
-}
-
-#[cfg(not(unix))]
-#[expect(clippy::unnecessary_wraps, reason = "on Unix it can fail")]
-fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
-    Ok(async { drop(tokio::signal::ctrl_c().await) })
 }
 
 /// Opens the bus, or creates it.

@@ -84,7 +84,7 @@ pub struct ServerOptions {
     pub write_timeout: Duration,
     /// The size of a socket's send buffer in bytes. Default: 128 KiB.
     pub send_buffer_len: usize,
-    /// How long a shutdown waits for answers in progress. Default: 10 s.
+    /// How long a shutdown waits for answers in progress. Default: 3 s.
     pub drain_timeout: Duration,
     /// The names or addresses, without ports, that clients may use for the server, besides `localhost` and loopback addresses; `None`
     /// allows all. Default: none.
@@ -109,7 +109,7 @@ impl Default for ServerOptions {
             header_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
             send_buffer_len: 128 << 10,
-            drain_timeout: Duration::from_secs(10),
+            drain_timeout: Duration::from_secs(3),
             hosts: Some(Vec::new()),
             cors_origins: Vec::new(),
             cors_credentials: false,

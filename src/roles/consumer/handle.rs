@@ -80,7 +80,8 @@ impl Consumer {
         self.member.ended().await
     }
 
-    /// Waits until the consumer, on all nodes, has finished or deferred everything that is in its feed now.
+    /// Waits until the consumer, on all nodes, has finished or deferred everything that is in its feed now. After a reshard of an idle feed of
+    /// documents by another process, this takes up to a minute.
     pub async fn caught_up(&self) -> Result<()> {
         self.member.caught_up().await
     }
