@@ -1,4 +1,4 @@
-%% Records events of databases for Notibus, inside FoundationDB transactions of your own. Copy this file.
+%% Records events of databases for Notibus, inside your own FoundationDB transactions. Copy this file.
 %%
 %%   Config = erlfdb:get(Db, notibus:config_key(Prefix)),
 %%   {ok, Recorder} = notibus:recorder(Prefix, Config),
@@ -11,7 +11,7 @@
 %%   apply_to(Tx, {add, Key, Operand}) -> erlfdb:atomic_op(Tx, Key, add, Operand);
 %%   apply_to(Tx, {set_versionstamped_value, Key, Operand}) -> erlfdb:atomic_op(Tx, Key, set_versionstamped_value, Operand).
 %%
-%% docs/protocol.md says what it writes and why. As a program it answers the questions of tests/protocol.rs, a line each.
+%% docs/protocol.md says what is written and why. As a program, this file answers the questions of tests/protocol.rs, one line each.
 -module(notibus).
 -export([config_key/1, recorder/2, partition/2, mutations/5, doorbell/2, xxh3/1, main/1]).
 
@@ -33,8 +33,8 @@ recorder(_Prefix, _Config) -> {error, no_bus_of_this_format}.
 %% The partition of a database.
 partition({_Prefix, Partitions}, Name) -> xxh3(Name) rem Partitions.
 
-%% The mutations of the transaction. Events counts how often the database was created, deleted and updated, and how often its design
-%% documents were (ddoc_updated). Each id in ddocs counts as one more ddoc_updated.
+%% The mutations of the transaction. Events says how many times the database was created, deleted and updated, and how many times
+%% its design documents were updated (ddoc_updated). Each id in ddocs counts as one more ddoc_updated.
 mutations({Prefix, _} = Recorder, Name, Instance, Events, Slot)
   when byte_size(Instance) =:= 16 ->
     Ddocs = maps:get(ddocs, Events, []),
@@ -50,10 +50,10 @@ mutations({Prefix, _} = Recorder, Name, Instance, Events, Slot)
 %% Whether the binary can be a name or the id of a design document: 1 to 1,024 bytes of UTF-8.
 is_text(Text) -> byte_size(Text) >= 1 andalso byte_size(Text) =< 1024 andalso unicode:characters_to_binary(Text) =:= Text.
 
-%% The mutation that wakes the notifier, after the commit and in another transaction.
+%% The mutation that wakes the notifier. Apply it after the commit, in another transaction.
 doorbell({Prefix, _} = Recorder, Name) -> {add, pack(Prefix, [2, partition(Recorder, Name)]), <<1:64/little>>}.
 
-%% The key of a tuple: integers from 0 on, {text, UTF8}, and byte strings.
+%% The key of a tuple: non-negative integers, {text, UTF8}, and byte strings.
 pack(Prefix, Elements) -> iolist_to_binary([Prefix | [element(Element) || Element <- Elements]]).
 
 element(0) -> <<16#14>>;
@@ -63,7 +63,7 @@ element(Number) when is_integer(Number) ->
 element({text, Text}) -> [2, binary:replace(Text, <<0>>, <<0, 255>>, [global]), 0];
 element(Bytes) -> [1, binary:replace(Bytes, <<0>>, <<0, 255>>, [global]), 0].
 
-%% XXH3, 64 bits, seed 0, of at most 1,024 bytes.
+%% 64-bit XXH3 with seed 0, for at most 1,024 bytes.
 xxh3(<<>>) -> avalanche64(secret(56) bxor secret(64));
 xxh3(Data) when byte_size(Data) =< 3 ->
     N = byte_size(Data),
@@ -126,7 +126,7 @@ avalanche64(H1) ->
 secret() ->
     <<16#b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e:1536>>.
 
-%% Answers lines of words, byte strings as "x" and hexadecimal digits: "hash NAME", or "record PREFIX CONFIG NAME INSTANCE SLOT CREATED
+%% Answers lines of words, with byte strings as "x" and hexadecimal digits: "hash NAME", or "record PREFIX CONFIG NAME INSTANCE SLOT CREATED
 %% DELETED UPDATED DDOC_UPDATED DDOC...".
 main(_Arguments) -> loop(io:get_line("")).
 

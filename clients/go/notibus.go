@@ -1,4 +1,4 @@
-// Package main records events of databases for Notibus, inside FoundationDB transactions of your own. Copy this file, and give it the
+// Package main records events of databases for Notibus, inside your own FoundationDB transactions. Copy this file, and give it the
 // name of your package.
 //
 //	recorder, err := NewRecorder(prefix, config) // config is the value at ConfigKey(prefix)
@@ -16,7 +16,7 @@
 //	})
 //	// After the commit, recorder.Doorbell("shop/orders") in another transaction: a hint, which may fail.
 //
-// docs/protocol.md says what it writes and why. As a program it answers the questions of tests/protocol.rs, a line each.
+// docs/protocol.md says what is written and why. As a program, this file answers the questions of tests/protocol.rs, one line each.
 package main
 
 import (
@@ -52,7 +52,7 @@ type Recorder struct {
 	partitions uint64
 }
 
-// NewRecorder makes the recorder of a bus; config is the value at ConfigKey.
+// NewRecorder returns the recorder of a bus; config is the value at ConfigKey.
 func NewRecorder(prefix, config []byte) (*Recorder, error) {
 	if len(config) != 7 || binary.BigEndian.Uint16(config) != format {
 		return nil, fmt.Errorf("there is no bus under this prefix, or one of another format than %d", format)
@@ -60,10 +60,10 @@ func NewRecorder(prefix, config []byte) (*Recorder, error) {
 	return &Recorder{prefix, uint64(binary.BigEndian.Uint32(config[2:]))}, nil
 }
 
-// ConfigKey is the key of the configuration of a bus.
+// ConfigKey returns the key of the configuration of a bus.
 func ConfigKey(prefix []byte) []byte { return pack(prefix, uint64(0)) }
 
-// Partition is the partition of a database.
+// Partition returns the partition of a database.
 func (r *Recorder) Partition(name string) uint64 { return xxh3([]byte(name)) % r.partitions }
 
 // Mutations returns the mutations of the transaction.
@@ -91,12 +91,12 @@ func (r *Recorder) Mutations(name string, instance []byte, events Events, slot u
 	return found, nil
 }
 
-// Doorbell is the mutation that wakes the notifier, after the commit and in another transaction.
+// Doorbell returns the mutation that wakes the notifier. Apply it after the commit, in another transaction.
 func (r *Recorder) Doorbell(name string) Mutation {
 	return Mutation{true, pack(r.prefix, uint64(2), r.Partition(name)), []byte{1, 0, 0, 0, 0, 0, 0, 0}}
 }
 
-// pack makes the key of a tuple: integers from 0 on, text, and byte strings.
+// pack returns the key of a tuple: non-negative integers, text, and byte strings.
 func pack(prefix []byte, elements ...any) []byte {
 	key := append([]byte{}, prefix...)
 	for _, element := range elements {
@@ -161,7 +161,7 @@ func mix(data []byte, at, s int) uint64 {
 	return fold(u64(data, at)^u64(secret, s), u64(data, at+8)^u64(secret, s+8))
 }
 
-// xxh3 is XXH3, 64 bits, seed 0, of at most 1,024 bytes.
+// xxh3 is 64-bit XXH3 with seed 0, for at most 1,024 bytes.
 func xxh3(data []byte) uint64 {
 	n := len(data)
 	size := uint64(n)
@@ -221,7 +221,7 @@ func xxh3(data []byte) uint64 {
 	return avalanche(h)
 }
 
-// answer answers a line of words, byte strings as "x" and hexadecimal digits: "hash NAME", or "record PREFIX CONFIG NAME INSTANCE SLOT
+// answer answers a line of words, with byte strings as "x" and hexadecimal digits: "hash NAME", or "record PREFIX CONFIG NAME INSTANCE SLOT
 // CREATED DELETED UPDATED DDOC_UPDATED DDOC…".
 func answer(words []string) string {
 	bytes := func(at int) []byte {

@@ -10,7 +10,7 @@ import java.util.HexFormat;
 import java.util.List;
 
 /**
- * Records events of databases for Notibus, inside FoundationDB transactions of your own. Copy this file (Java 17 or newer).
+ * Records events of databases for Notibus, inside your own FoundationDB transactions. Copy this file (Java 17 or newer).
  *
  * <pre>
  * var recorder = new Notibus(prefix, db.read(tr -> tr.get(Notibus.configKey(prefix)).join()));
@@ -24,13 +24,13 @@ import java.util.List;
  * db.run(tr -> { tr.mutate(MutationType.ADD, doorbell.key(), doorbell.operand()); return null; });
  * </pre>
  *
- * docs/protocol.md says what it writes and why. As a program it answers the questions of tests/protocol.rs, a line each.
+ * docs/protocol.md says what is written and why. As a program, this file answers the questions of tests/protocol.rs, one line each.
  */
 public final class Notibus {
   /** A mutation of the transaction: ADD, or else SET_VERSIONSTAMPED_VALUE. */
   public record Mutation(boolean isAdd, byte[] key, byte[] operand) {}
 
-  /** How often each happened. Each of ddocs counts as one more of ddocUpdated. */
+  /** How many times each event happened. Each id in ddocs counts as one more ddocUpdated. */
   public record Events(long created, long deleted, long updated, long ddocUpdated, List<String> ddocs) {}
 
   private static final int FORMAT = 6;
@@ -67,7 +67,7 @@ public final class Notibus {
   }
 
   private static boolean isText(String text) {
-    // A lone surrogate has no UTF-8.
+    // A lone surrogate cannot be encoded as UTF-8.
     boolean isUtf8 = StandardCharsets.UTF_8.newEncoder().canEncode(text);
     return isUtf8 && !text.isEmpty() && text.getBytes(StandardCharsets.UTF_8).length <= 1024;
   }
@@ -91,7 +91,7 @@ public final class Notibus {
     return found;
   }
 
-  /** The mutation that wakes the notifier, after the commit and in another transaction. */
+  /** The mutation that wakes the notifier. Apply it after the commit, in another transaction. */
   public Mutation doorbell(String name) {
     return new Mutation(true, pack(prefix, 2L, partition(name)), little(new byte[8]).putLong(1).array());
   }
@@ -100,7 +100,7 @@ public final class Notibus {
     return ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN);
   }
 
-  /** The key of a tuple: integers from 0 on, text, and byte strings. */
+  /** The key of a tuple: non-negative integers, text, and byte strings. */
   private static byte[] pack(byte[] prefix, Object... elements) {
     var key = new ByteArrayOutputStream();
     key.writeBytes(prefix);
@@ -123,7 +123,7 @@ public final class Notibus {
   }
 
   private static long fold(long a, long b) {
-    // The high half of the product of two numbers without signs (Java 18 has a method for it).
+    // The high half of the product of two unsigned numbers (Java 18 has a method for it).
     long high = Math.multiplyHigh(a, b) + ((a >> 63) & b) + ((b >> 63) & a);
     return a * b ^ high;
   }
@@ -146,7 +146,7 @@ public final class Notibus {
     return fold(data.getLong(at) ^ SECRET.getLong(secret), data.getLong(at + 8) ^ SECRET.getLong(secret + 8));
   }
 
-  /** XXH3, 64 bits, seed 0, of at most 1,024 bytes. */
+  /** 64-bit XXH3 with seed 0, for at most 1,024 bytes. */
   static long xxh3(byte[] bytes) {
     int n = bytes.length;
     ByteBuffer data = little(bytes);
@@ -197,8 +197,8 @@ public final class Notibus {
     return avalanche(h);
   }
 
-  /** Answers lines of words, byte strings as "x" and hexadecimal digits: {@code hash NAME}, or {@code record PREFIX CONFIG NAME INSTANCE
-   * SLOT CREATED DELETED UPDATED DDOC_UPDATED DDOC…}. */
+  /** Answers lines of words, with byte strings as "x" and hexadecimal digits: {@code hash NAME}, or {@code record PREFIX CONFIG NAME
+   * INSTANCE SLOT CREATED DELETED UPDATED DDOC_UPDATED DDOC…}. */
   public static void main(String[] arguments) throws IOException {
     var hex = HexFormat.of();
     var in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.US_ASCII));

@@ -1,6 +1,6 @@
-// Records events of databases for Notibus, inside FoundationDB transactions of your own, from TypeScript or JavaScript on Node.
-// Copy this file. Its types can be erased, so Node runs it as it is from 22.18 on; for JavaScript and for older ones, `tsc` makes
-// notibus.mjs of it.
+// Records events of databases for Notibus, inside your own FoundationDB transactions, from TypeScript or JavaScript on Node.
+// Copy this file. Node 22.18 or newer runs it as it is, because its types can be erased; for JavaScript and older versions, `tsc`
+// turns it into notibus.mjs.
 //
 //   import { Recorder, configKey } from "./notibus.mts";
 //   const recorder = new Recorder(prefix, await db.get(configKey(prefix)));
@@ -10,7 +10,7 @@
 //   });
 //   await db.doTransaction(async (tn) => recorder.ring(tn, "shop/orders")); // a hint, which may fail
 //
-// docs/protocol.md says what it writes and why. `node notibus.mts protocol-vectors.json` checks it.
+// docs/protocol.md says what is written and why. `node notibus.mts protocol-vectors.json` checks it.
 
 import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
@@ -22,7 +22,7 @@ export interface Mutation {
   operand: Buffer;
 }
 
-/** How often each event has happened to a database in a transaction, and the design documents to be named. */
+/** How many times each event happens to a database in a transaction, and the ids of the design documents to name. */
 export interface Events {
   created?: number;
   deleted?: number;
@@ -65,7 +65,7 @@ function avalanche64(h: bigint): bigint {
   return h ^ (h >> 32n);
 }
 
-/** XXH3, 64 bits, seed 0, of at most 1,024 bytes. */
+/** 64-bit XXH3 with seed 0, for at most 1,024 bytes. */
 export function xxh3(data: Buffer): bigint {
   const n = data.length;
   const size = BigInt(n);
@@ -119,7 +119,7 @@ export function xxh3(data: Buffer): bigint {
   return avalanche(h);
 }
 
-/** The key of a tuple: integers from 0 on, text, and byte strings. */
+/** The key of a tuple: non-negative integers, text, and byte strings. */
 function pack(prefix: Buffer, ...elements: (number | string | Buffer)[]): Buffer {
   const bytes: number[] = [...prefix];
   for (const element of elements) {
@@ -161,7 +161,7 @@ export class Recorder {
   /** The mutations of the transaction. Each id in `ddocs` counts as one more `ddoc_updated`. */
   mutations(name: string, instance: Buffer, events: Events, slot = 0): Mutation[] {
     const { created = 0, deleted = 0, updated = 0, ddoc_updated = 0, ddocs = [] } = events;
-    // A lone surrogate has no UTF-8.
+    // A lone surrogate cannot be encoded as UTF-8.
     const isUtf8 = (text: string) => Buffer.from(text).toString() === text;
     const isText = (text: string) => text !== "" && Buffer.byteLength(text) <= 1024 && isUtf8(text);
     if (!isText(name) || instance.length !== 16)
@@ -186,14 +186,14 @@ export class Recorder {
     for (const mutation of this.mutations(name, instance, events, slot)) apply(tn, mutation);
   }
 
-  /** The mutation that wakes the notifier, after the commit and in another transaction. */
+  /** The mutation that wakes the notifier. Apply it after the commit, in another transaction. */
   doorbell(name: string): Mutation {
     const operand = Buffer.alloc(8);
     operand.writeUInt32LE(1);
     return { op: "add", key: pack(this.prefix, 2, this.partition(name)), operand };
   }
 
-  /** Rings in the transaction `tn`. */
+  /** Rings the doorbell in the transaction `tn`. */
   ring(tn: Transaction, name: string): void {
     apply(tn, this.doorbell(name));
   }

@@ -1,4 +1,4 @@
-"""Records events of databases for Notibus, inside FoundationDB transactions of your own. Copy this file.
+"""Records events of databases for Notibus, inside your own FoundationDB transactions. Copy this file.
 
     import fdb, notibus
     fdb.api_version(710)
@@ -13,7 +13,7 @@
     write(db, instance, b"{}")
     recorder.ring(db.create_transaction(), "shop/orders")  # commit it; a hint, which may fail
 
-docs/protocol.md says what it writes and why. `python3 notibus.py protocol-vectors.json` checks it.
+docs/protocol.md says what is written and why. `python3 notibus.py protocol-vectors.json` checks it.
 """
 
 import json
@@ -64,7 +64,7 @@ def _mix(data, at, secret):
 
 
 def xxh3_64(data):
-    """XXH3, 64 bits, seed 0, of at most 1,024 bytes."""
+    """64-bit XXH3 with seed 0, for at most 1,024 bytes."""
     n = len(data)
     if n == 0:
         return _avalanche64(_u64(SECRET, 56) ^ _u64(SECRET, 64))
@@ -112,7 +112,7 @@ def xxh3_64(data):
 
 
 def _pack(prefix, *elements):
-    """The key of a tuple: integers from 0 on, text, and byte strings."""
+    """The key of a tuple: non-negative integers, text, and byte strings."""
     key = bytearray(prefix)
     for element in elements:
         if isinstance(element, int):
@@ -163,11 +163,11 @@ class Recorder:
             getattr(tr, operation)(key, operand)
 
     def doorbell(self, name):
-        """The mutation that wakes the notifier, after the commit and in another transaction."""
+        """The mutation that wakes the notifier. Apply it after the commit, in another transaction."""
         return ("add", _pack(self.prefix, 2, self.partition(name)), struct.pack("<Q", 1))
 
     def ring(self, tr, name):
-        """Rings in the transaction `tr`."""
+        """Rings the doorbell in the transaction `tr`."""
         operation, key, operand = self.doorbell(name)
         getattr(tr, operation)(key, operand)
 

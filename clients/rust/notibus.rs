@@ -1,4 +1,4 @@
-//! Records events of databases for Notibus, inside FoundationDB transactions of your own, without the crate `notibus` and without other
+//! Records events of databases for Notibus, inside your own FoundationDB transactions, without the crate `notibus` and without other
 //! crates. Copy this file as a module, up to the line that says so.
 //!
 //! ```text
@@ -14,7 +14,7 @@
 //! // After the commit, recorder.doorbell("shop/orders") in another transaction: a hint, which may fail.
 //! ```
 //!
-//! `docs/protocol.md` says what it writes and why. As a program it answers the questions of `tests/protocol.rs`, a line each.
+//! `docs/protocol.md` says what is written and why. As a program, this file answers the questions of `tests/protocol.rs`, one line each.
 
 const FORMAT: u16 = 6;
 
@@ -33,7 +33,7 @@ pub struct Mutation {
     pub operand: Vec<u8>,
 }
 
-/// How many events of each kind a database has. Each id in `ddocs` counts as one more `ddoc_updated`.
+/// How many events of each kind happened to a database. Each id in `ddocs` counts as one more `ddoc_updated`.
 #[derive(Debug, Clone, Default)]
 pub struct Events<'a> {
     pub created: u64,
@@ -102,7 +102,7 @@ impl Recorder {
         Ok(std::iter::once(counters).chain(ddocs).collect())
     }
 
-    /// The mutation that wakes the notifier, after the commit and in another transaction.
+    /// The mutation that wakes the notifier. Apply it after the commit, in another transaction.
     pub fn doorbell(&self, name: &str) -> Mutation {
         let key = pack(&self.prefix, &[Element::Number(2), Element::Number(self.partition(name))]);
         Mutation { op: Op::Add, key, operand: 1_u64.to_le_bytes().to_vec() }
@@ -205,7 +205,7 @@ fn avalanche64(h: u64) -> u64 {
     h ^ h >> 32
 }
 
-/// XXH3, 64 bits, seed 0, of at most 1,024 bytes.
+/// 64-bit XXH3 with seed 0, for at most 1,024 bytes.
 fn xxh3(data: &[u8]) -> u64 {
     let secret: Vec<u8> = SECRET.iter().flat_map(|word| word.to_be_bytes()).collect();
     let (n, secret) = (data.len(), &secret[..]);
@@ -263,7 +263,7 @@ fn xxh3(data: &[u8]) -> u64 {
     }
 }
 
-// Copy up to here. The rest answers a line of words, byte strings as "x" and hexadecimal digits: "hash NAME", or "record PREFIX CONFIG
+// Copy up to here. The rest answers a line of words, with byte strings as "x" and hexadecimal digits: "hash NAME", or "record PREFIX CONFIG
 // NAME INSTANCE SLOT CREATED DELETED UPDATED DDOC_UPDATED DDOC…".
 
 fn answer(words: &[&str]) -> Result<String, String> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::base::env::Env;
 
-/// The pause of a loop whose attempts are cheap and independent of each other, such as reads of the store.
+/// The pause after a failure, for loops whose attempts are cheap and independent of each other, such as reads of the store.
 pub(crate) const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Pauses that double with each failure in a row.

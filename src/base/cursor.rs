@@ -15,10 +15,10 @@
 //!
 //! 1. What a reader knew is explicit. No sequence, the first one included, stands for "knows nothing".
 //! 2. A reader that began with nothing and has received rows may know any database that was alive when it began, or later. So its cursor
-//!    keeps when it began, even when the reading starts over for another filter ([`Cursor::rewound`]).
+//!    records when it began, even when the reading starts over for another filter ([`Cursor::rewound`]).
 //! 3. If a row moves before a reader reaches it, the reader passes the row's old position without getting it. A store that is restored from
-//!    an older copy has the row at that position, where this reader never looks again. So the cursor keeps how far the feed was readable at
-//!    the last page; an older copy does not reach that far.
+//!    an older copy has the row at that position, where this reader never looks again. So the cursor records how far the feed was readable
+//!    at the last page; an older copy does not reach that far.
 
 use std::{fmt, str::FromStr};
 
@@ -41,7 +41,7 @@ pub enum Knowledge {
 /// The position of a reader: what it knew when its reading began, how far the feed was readable at its last page, and how far it has come.
 ///
 /// [`Cursor::BEGINNING`] is the start of a reader that knows no database. A [`Sequence`] converts into the cursor of a reader that knows
-/// everything up to there. Cursors sort by how much is still to be delivered: the reader that has yet to receive the most sorts first.
+/// everything up to it. Cursors sort by how much remains to be delivered, most first.
 ///
 /// The text of a cursor is `0` for nothing, and 26 hexadecimal digits for everything up to a sequence. In the middle of a reading it is
 /// `AFTER-READABLE-KNOWN`, each with 26 digits, if the reading began with everything up to `KNOWN`, or `AFTER-READABLE-BEGAN-0` if it began

@@ -60,7 +60,7 @@ pub enum Error {
     },
 
     /// The bus in the store was created with different fixed settings. Open it with the stored ones.
-    #[error("the bus was created with {what} = {stored}, but {requested} was asked for")]
+    #[error("the bus was created with {what} = {stored}, but {requested} was requested")]
     ConfigMismatch {
         /// The setting.
         what: &'static str,
@@ -97,7 +97,7 @@ pub enum Error {
     /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. Or the position belongs
     /// to another history: the store was replaced by an older copy, a store in memory was started again, or a move did not copy that far.
     /// List all databases again (read from [`Cursor::BEGINNING`](crate::Cursor::BEGINNING)), and continue from there.
-    #[error("the position is expired: rows up to {horizon} may be missed; read again from nothing")]
+    #[error("the position has expired: rows up to {horizon} may be missed; read everything again")]
     Expired {
         /// A position from which a reader misses nothing.
         horizon: Sequence,
@@ -107,7 +107,7 @@ pub enum Error {
     /// ([`Bus::raise_incarnation`](crate::Bus::raise_incarnation)). Until then nothing is folded: new rows would get positions before the
     /// old ones, where no reader looks for them.
     #[error(
-        "the store is at {store}, before its own rows, which go up to {rows}: an older state was restored; raise its incarnation \
+        "the store is at {store}, but its rows go up to {rows}: an older state was restored; raise the incarnation of the bus \
          (`notibus incarnation raise`)"
     )]
     OlderThanRows {
@@ -118,11 +118,11 @@ pub enum Error {
     },
 
     /// The feed does not have this shard. Ask the feed for the shards that were live at your position.
-    #[error("the feed has no shard {shard}{}", if *.is_trimmed { ": it was closed, and dropped once it was empty" } else { "" })]
+    #[error("the feed has no shard {shard}{}", if *.is_trimmed { ": it was closed, and removed once it was empty" } else { "" })]
     NoShard {
         /// The id that was asked for.
         shard: u64,
-        /// Whether the shard existed once. A reader that had not read it to its end missed nothing: the shard was empty.
+        /// Whether the shard existed once. A reader that had not read the shard to its end missed nothing, because the shard was empty.
         is_trimmed: bool,
     },
 
@@ -140,7 +140,7 @@ pub enum Error {
         consumer: String,
     },
 
-    /// Nodes work for the consumer. Stop them first, or force the change: then they continue with the changed consumer. Nothing was
+    /// Nodes still work for the consumer. Stop them first, or force the change: then they continue with the changed consumer. Nothing was
     /// changed.
     #[error(
         "{members} nodes work for consumer {consumer}: stop them, wait until crashed ones are removed, or force it"
@@ -155,7 +155,7 @@ pub enum Error {
     /// Nodes of the bus are alive. Stop them first, or use the option that allows running nodes, if there is one. Nothing was changed.
     #[error("{nodes} nodes of the bus are alive: stop them first")]
     BusInUse {
-        /// How many nodes were seen alive, or declared an expiry that is too long to wait for a decision.
+        /// How many nodes were seen alive, or have an expiry that is too long to wait for.
         nodes: usize,
     },
 
@@ -244,7 +244,7 @@ pub enum Error {
     },
 
     /// Another owner took the lease: stop working on the resource. Nothing of this transaction was committed.
-    #[error("the lease of {resource} is lost: epoch {held} was held, {found} is in the store")]
+    #[error("the lease of {resource} is lost: epoch {held} was held, but the store has {found}")]
     LeaseLost {
         /// The leased resource.
         resource: String,
@@ -259,7 +259,7 @@ pub enum Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenCause {
-    /// The path is not a place for a store, or this user may not use it: choose another path, or change its permissions. Another attempt
+    /// The path is not suitable for a store, or this user may not use it: choose another path, or change its permissions. Another attempt
     /// does not help.
     Unusable,
     /// The store is damaged: restore it from a copy. Another attempt does not help.

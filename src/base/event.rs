@@ -121,7 +121,7 @@ impl fmt::Display for DdocId {
 
 serde_as_text!(DdocId);
 
-/// Identifies one life of a database, from its creation to its deletion: 16 bytes, new at each creation. As text it is 32 hexadecimal digits.
+/// Identifies one life of a database, from its creation to its deletion: 16 bytes, new at each creation. As text, 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DbInstance(pub [u8; 16]);
 
@@ -263,7 +263,7 @@ impl Kinds {
         if bits & !Self::ALL.0 == 0 {
             Ok(Self(bits))
         } else {
-            Err(Error::corrupt("kinds", format!("bits {bits:#b} are no kinds")))
+            Err(Error::corrupt("kinds", format!("bits {bits:#b} stand for no kinds")))
         }
     }
 
@@ -292,7 +292,7 @@ impl Kinds {
         EventKind::ALL.into_iter().filter(move |&kind| self.contains(kind))
     }
 
-    /// Returns the kinds of which `counters` has at least one event.
+    /// Returns the kinds with at least one event in `counters`.
     pub(crate) fn counted(counters: &Counters) -> Self {
         let lanes = counters.lanes();
         EventKind::ALL.into_iter().filter(|&kind| lanes[kind as usize] > 0).collect()

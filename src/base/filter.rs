@@ -216,7 +216,7 @@ impl Filter {
         Ok(Self::of(Names::One(DbName::new(name)?)))
     }
 
-    /// Wants the databases in `names`, of which there must be at least one.
+    /// Wants the databases in `names`, which must not be empty.
     pub fn names(names: impl IntoIterator<Item = DbName>) -> Result<Self> {
         let names: BTreeSet<_> = names.into_iter().collect();
         if names.is_empty() {
@@ -236,18 +236,18 @@ impl Filter {
         Self::of(Names::Affix(Atom { by: MatchedBy::Suffix, text: suffix.into().into() }))
     }
 
-    /// Wants databases whose names match the glob `pattern`: `?` is any byte, `*` any number of bytes (`/` included), `[ab]` one of those in the
-    /// brackets, `{a,b}` one of the alternatives. Names are compared byte by byte, and a character that is not ASCII has several.
+    /// Wants databases whose names match the glob `pattern`: `?` is any byte, `*` any number of bytes (`/` included), `[ab]` one of the
+    /// bytes in brackets, `{a,b}` one of the alternatives. Names are compared byte by byte, and a character that is not ASCII has several.
     ///
     /// Fails with [`Error::Invalid`] if the pattern is malformed, too large to be compiled, or longer than 1,024 bytes.
     pub fn glob(pattern: &str) -> Result<Self> {
         let is_text = |text: &&str| !text.contains(['*', '?', '[', ']', '{', '}', '\\']);
-        // Also of those that need no matcher.
+        // Check the length even of globs that need no matcher.
         check_glob_len(pattern)?;
         if pattern == "*" {
             return Ok(Self::all());
         }
-        // Other filters find their subscribers without a matcher.
+        // Turn simple globs into filters that need no matcher to find their subscribers.
         if let Some(prefix) = pattern.strip_suffix('*').filter(is_text) {
             return Ok(Self::prefix(prefix));
         }
@@ -282,13 +282,13 @@ impl Filter {
         Ok(Self::of(Names::Any(Arc::new(Set::new(filters)))))
     }
 
-    /// Returns the length of the glob with which names are compared, which costs more than any other comparison.
+    /// Returns the length of the glob, if the filter compares names with one. No other comparison costs as much.
     #[cfg(feature = "http")]
     pub(crate) fn glob_len(&self) -> Option<usize> {
         if let Names::Glob(glob) = &self.names { Some(glob.pattern.len()) } else { None }
     }
 
-    /// Restricts the filter to rows with news of one of `kinds`, which must not be empty. The news still has every kind that happened.
+    /// Restricts the filter to rows with news of one of `kinds`, which must not be empty. The news still has all kinds that happened.
     pub fn kinds(self, kinds: Kinds) -> Result<Self> {
         if kinds.is_empty() {
             return Err(Error::invalid("filter", "it has no kind, so it would never match"));
@@ -296,8 +296,8 @@ impl Filter {
         Ok(Self { kinds, ..self }).and_then(Self::checked)
     }
 
-    /// Restricts the filter to design documents with these `ids`, which must not be empty. Other kinds of events are wanted as before. A
-    /// change recorded without the id of its design document may concern any of them, so it is delivered.
+    /// Restricts the filter to design documents with these `ids`, which must not be empty. The filter wants other kinds of events as
+    /// before. A change recorded without the id of its design document may concern any of them, so it is delivered.
     ///
     /// Each delivery with changed design documents costs a read, as with
     /// [`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs), which this implies.
@@ -406,7 +406,7 @@ impl Filter {
         }
     }
 
-    /// Returns the key of the pattern for candidate rows. The pattern matches every row if the filter wants all names or has a predicate.
+    /// Returns the key of the pattern that finds candidate rows. It matches every row if the filter wants all names or has a predicate.
     pub(crate) fn key(&self) -> PatternKey {
         let mut atoms = BTreeSet::new();
         if self.collect_atoms(&mut atoms) {
@@ -416,7 +416,7 @@ impl Filter {
         }
     }
 
-    /// Adds the atoms of the names; returns false if the filter has none.
+    /// Adds the atoms of the filter's names to `atoms`; returns false if the filter has no atoms.
     fn collect_atoms(&self, atoms: &mut BTreeSet<Atom>) -> bool {
         match &self.names {
             Names::All | Names::Predicate(_) => return false,

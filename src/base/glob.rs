@@ -1,7 +1,7 @@
 //! [`GlobSet`]: globs, compiled into one automaton.
 //!
-//! Subscribers choose the globs, and layers the names. So whatever they are, the memory of a set has a bound: the states of the automaton are
-//! made when a name needs them, and are all dropped once they fill the cache.
+//! Subscribers choose the globs, and layers choose the names, so the memory of a set must be bounded whatever they choose. The states of
+//! the automaton are therefore made when a name needs them, and are all dropped once they fill the cache.
 
 use globset::GlobBuilder;
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ pub(crate) const GLOB_LEN_MAX: usize = 1_024;
 /// The maximum size of a set's compiled globs, in bytes. A single glob always fits.
 const COMPILED_LEN_MAX: usize = 1 << 20;
 
-/// The size of the cache of a set: so many bytes, and so many more for each glob.
+/// The size of a set's cache, in bytes: a fixed part, and the part that each glob adds.
 const CACHE_LEN: (usize, usize) = (48 << 10, 16 << 10);
 
 /// Globs, compiled into one automaton.
@@ -83,7 +83,7 @@ pub(crate) fn check_glob_len(glob: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the regular expression of a glob, which matches whole names.
+/// Converts a glob into a regular expression that matches whole names.
 fn regex_of(glob: &str) -> Result<String> {
     check_glob_len(glob)?;
     let built = GlobBuilder::new(glob).literal_separator(false).build();

@@ -55,7 +55,7 @@ pub(crate) struct Trouble {
     /// The failing work.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` reports it"))]
     pub what: &'static str,
-    /// Since when the work has been failing, on the clock of the process.
+    /// When the work began to fail, on the clock of the process.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` reports it"))]
     pub since: Duration,
     /// The latest failure.
@@ -101,10 +101,10 @@ impl Health {
         let Some(unsaid) = self.log.is_due(env.now(), cause(what, error)) else { return };
         self.is_said.store(true, Ordering::Relaxed);
         // One line is enough, with the number of failures that were not logged.
-        tracing::warn!(what, %error, unsaid, "trouble, trying again");
+        tracing::warn!(what, %error, unsaid, "failed, trying again");
     }
 
-    /// Decides whether to log a remark that is not a failure, with growing pauses between lines. If so, returns how many were skipped.
+    /// Decides, with growing pauses between lines, whether to log a remark that is not a failure. If so, returns how many were skipped.
     pub fn remark(&self, env: &Env, what: &str) -> Option<u64> {
         self.log.is_due(env.now(), what.to_owned())
     }
@@ -112,7 +112,7 @@ impl Health {
     /// Logs that `what` panicked and starts again: once, and then with growing pauses.
     pub fn panicked(&self, env: &Env, what: &str, panic: &str) {
         if let Some(unsaid) = self.log.is_due(env.now(), format!("panic of {what}")) {
-            tracing::error!(what, panic, unsaid, "it panicked, and starts again");
+            tracing::error!(what, panic, unsaid, "panicked, starting again");
         }
     }
 

@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(at(400 * minute), Some(0), "it was forgotten");
     }
 
-    /// Causes can have names chosen by others, so their memory must be bounded.
+    /// Others can choose the names of causes, so the memory for causes must be bounded.
     #[test]
     fn beyond_its_bound_causes_share_a_line() {
         let throttle = LogThrottle::default();

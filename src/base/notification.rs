@@ -98,7 +98,7 @@ impl Notification {
         Db::new(self.name.clone(), self.instance)
     }
 
-    /// Whether the database is deleted: the row is a tombstone.
+    /// Whether the database is deleted, which makes the row a tombstone.
     pub fn is_deleted(&self) -> bool {
         self.deleted_at.is_some()
     }
@@ -222,7 +222,7 @@ fn position(reader: &mut Reader<'_>, sequence: Sequence) -> Result<Option<Sequen
         1 => Ok(Some(sequence)),
         2 => match reader.sequence()? {
             at if at < sequence => Ok(Some(at)),
-            at => Err(reader.corrupt(format!("it knows of {at}, which is not before itself"))),
+            at => Err(reader.corrupt(format!("it refers to {at}, which is not before its own position"))),
         },
         tag => Err(reader.corrupt(format!("position tag {tag} is unknown"))),
     }

@@ -4,7 +4,7 @@
 //! The bytes and the text sort in the order of commits, even after a move to another cluster, where versionstamps start over: a move raises
 //! the incarnation by one (CouchDB RFC 003).
 //!
-//! This file contains only code that cannot fail, so that errors can contain positions. `encoding` reads sequences from bytes and text.
+//! Nothing in this file can fail, so the error type can use it: errors contain positions. `encoding` reads sequences from bytes and text.
 
 use std::fmt;
 

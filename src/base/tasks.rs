@@ -12,8 +12,8 @@
 //! Polls are short. Work that blocks its thread blocks the drop of the handle for that long. Two tasks must not drop each other's handles
 //! while they are polled. A task that drops its own handle ends after the current poll.
 //!
-//! [`supervised`] restarts the work of a task after a panic. A task that lasts as long as its role is never spawned without [`supervised`]:
-//! a panic would end the task for good, unnoticed.
+//! [`supervised`] restarts the work of a task after a panic. A task that lasts as long as its role is never spawned without [`supervised`],
+//! because a panic would then end the task for good, unnoticed.
 
 use std::{
     fmt,

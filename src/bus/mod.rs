@@ -194,8 +194,8 @@ impl Bus {
     /// # How long a result is kept
     ///
     /// A result, of about 40 bytes, is kept for at least five minutes. The time is counted in versions of the store, a million per second,
-    /// and each recovery of a cluster uses up 100 s worth of them. Then the janitor clears the result, and a new run with the key calls its
-    /// body again. A run that is retried for so long that its result may have been cleared fails with an unknown commit.
+    /// and each recovery of a cluster uses up as many versions as 100 s. Then the janitor clears the result, and a new run with the key
+    /// calls its body again. A run that is retried for so long that its result may have been cleared fails with an unknown commit.
     ///
     /// # Errors
     ///
@@ -279,13 +279,13 @@ impl Bus {
         Producer::new(Arc::clone(&self.context), options)
     }
 
-    /// Returns the nodes that have joined and not left, ordered by id. Some may have died: see [`NodeStatus::is_silent`], which takes two
-    /// reads by this process to find out. Writes nothing. Fails if the store does not answer within 2 s.
+    /// Returns the nodes that have joined and not left, ordered by id. Some may have died: see [`NodeStatus::is_silent`], which this
+    /// process can determine only after two reads. Writes nothing. Fails if the store does not answer within 2 s.
     pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
         self.seen.nodes().await
     }
 
-    /// Starts a dispatcher in this process. Dispatchers do not divide work among themselves, so this one needs no node.
+    /// Starts a dispatcher in this process. Dispatchers do not divide work among themselves, so a dispatcher needs no node.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         Ok(self.suspended_dispatcher(options).await?.resume())
     }

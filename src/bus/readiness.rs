@@ -2,8 +2,8 @@
 //!
 //! The bus is ready if the store answers, the process's nodes are members, each partition has a live owner, the oldest event in the backlog
 //! is young, and the tail is at the end of the feed. These facts come from the parts of the [snapshot](super::snapshot) that the process
-//! needs. An answer alone proves nothing: a cluster returns read versions while its storage is unavailable, and a wiped store answers every
-//! read.
+//! needs. An answer from the store proves nothing by itself: a cluster returns read versions while its storage is unavailable, and a wiped
+//! store answers every read.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
 
 const READINESS: &str = "readiness";
 
-/// The age up to which unfolded events count as young. Taking over from a dead notifier needs some of this time.
+/// The age up to which unfolded events count as young. Taking over from a dead notifier takes some of this time.
 const YOUNG_MAX: Duration = Duration::from_secs(10);
 
 /// The maximum time that the tail may lag behind.
@@ -134,7 +134,7 @@ impl Bus {
         })
     }
 
-    /// Returns why nothing is folded although the process works, as far as it has read. A restart does not help.
+    /// Returns why nothing is folded although the process works; `None` if it has not read a reason. A restart does not help.
     pub(crate) fn trouble_of_history(&self) -> Option<Unready> {
         let troubles = self.context.stats.health.troubles();
         let mut errors = troubles.into_iter().map(|trouble| trouble.error);
@@ -182,7 +182,7 @@ impl Bus {
         Ok(())
     }
 
-    /// Converts the error of a part that could not be read.
+    /// Converts the error for a part that could not be read.
     fn unanswered(&self, error: Error) -> Unready {
         match error {
             Error::BusGone { reason } => Unready::Gone(reason),
@@ -214,7 +214,7 @@ impl Bus {
     }
 }
 
-/// Formats numbers in order, as ranges from the first to the last of each run.
+/// Formats numbers as ranges, one for each run of consecutive numbers.
 fn ranges(numbers: &BTreeSet<u32>) -> String {
     let numbers: Vec<_> = numbers.iter().copied().collect();
     let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {

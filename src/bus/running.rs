@@ -268,15 +268,15 @@ impl NodeHandle {
     }
 
     /// Ends everything in order: feeds with their last lines, connections, subscribers, then the work that is shared with other nodes. The
-    /// leases are released, so that other nodes take over within a second. When the call returns, no part of the bus is running: streams have
-    /// ended, however much is waiting for them, and their cursors cover what was delivered.
+    /// leases are released, so that other nodes take over within a second. When the call returns, no part of the bus is running: streams
+    /// have ended, even if items were waiting for them, and their cursors cover what was delivered.
     ///
     /// Fails with [`Error::GaveUp`] if a part takes longer than [`StartOptions::shutdown_timeout`] allows, and with any error of the store.
     /// Even after a failure the other parts are ended.
     pub async fn shutdown(self) -> Result<()> {
         let Self { endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout } = self;
         let (env, begun) = (bus.store().env(), bus.store().env().now());
-        // Members of consumers wait for their runs for half of the handover time, 5 s by default. That must fit into what is left.
+        // Members of consumers wait for their runs for half of the handover time, 5 s by default. That must fit into the time that is left.
         let within = async |what, work: BoxFuture<'_, Result<()>>, until: Duration| {
             let after = until.saturating_sub(env.now().saturating_sub(begun));
             tokio::select! {
@@ -312,8 +312,8 @@ impl NodeHandle {
         self.shutdown_on(&mut Self::signals()?, std::future::pending()).await
     }
 
-    /// Returns the signals that ask the process to end, from this call on: interrupts, and on Unix SIGTERM. They no longer end the process by
-    /// themselves. Each stream gets every signal, so a process needs only one. Fails with [`Error::Io`].
+    /// Returns a stream of the signals that ask the process to end: interrupts, and on Unix SIGTERM. From this call on, they do not end the
+    /// process by themselves. Each stream gets every signal, so a process needs only one. Fails with [`Error::Io`].
     #[cfg(any(feature = "cli", feature = "http"))]
     pub fn signals() -> Result<impl Stream<Item = ()> + Send + Unpin> {
         #[cfg(unix)]
@@ -351,7 +351,7 @@ impl NodeHandle {
             biased;
             ended = self.shutdown() => ended,
             Some(()) = signals.next() => {
-                tracing::warn!("second request to end: ending at once; leases expire by themselves");
+                tracing::warn!("second signal: ending at once; leases expire by themselves");
                 Ok(())
             }
         };

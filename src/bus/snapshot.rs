@@ -3,8 +3,8 @@
 //! A snapshot has parts. Each is read in one transaction with its own time limit, so if the store does not answer for a part in time, or
 //! the part is damaged, only that part is missing. Callers that ask for a part at the same time share one read.
 //!
-//! Which nodes are alive is known from the one [`LastSeen`](crate::state::last_seen::LastSeen) of the process: a node whose row has not
-//! changed for its expiry is silent. A node uses the same record to decide which dead neighbours to remove.
+//! The process's [`LastSeen`](crate::state::last_seen::LastSeen) shows which nodes are alive: a node whose row has not changed for its
+//! expiry is silent. A node uses the same record to decide which dead neighbours to remove.
 
 use std::{
     collections::BTreeMap,
@@ -63,8 +63,8 @@ impl<T> Default for Part<T> {
 }
 
 impl<T> Part<T> {
-    /// Returns the last answer if it is younger than `age_max`, or if its read began after this call. A last failure is returned only if
-    /// its read was under way at the time of this call or began later. Otherwise reads the part.
+    /// Returns the last answer if it is younger than `age_max`, or if its read began after this call. The last failure is returned only if
+    /// its read was under way when this call began, or began later. Otherwise reads the part.
     async fn get(
         &self,
         env: &Env,

@@ -74,10 +74,10 @@ pub struct ConsumerReport {
 }
 
 impl Bus {
-    /// Returns the status of the bus: its feed, its backlog, its nodes, and its consumers with their lag. It is meant for humans: the
-    /// amount read grows with everything in the bus, and a part may take up to 2 s.
+    /// Returns the status of the bus: its feed, its backlog, its nodes, and its consumers with their lag. It is meant for human readers,
+    /// who can wait: the amount of data that it reads grows with the bus, and a part may take up to 2 s.
     ///
-    /// Fails only if the store answers no part, with the reason for one of them.
+    /// Fails only if the store answers for no part, with the error for one of them.
     pub async fn status(&self) -> Result<BusStatus> {
         let now = Duration::ZERO;
         let (mut snapshot, last_row) = tokio::join!(self.snapshot(now), self.seen.last_row(now));

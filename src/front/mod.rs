@@ -1,4 +1,4 @@
-//! The outer side of a bus: HTTP, and access to its inside for tests. The command is in `src/bin`.
+//! The outside of a bus: HTTP, and access to its internals for tests. The command is in `src/bin`.
 
 #[cfg(feature = "http")]
 pub mod http;

@@ -99,7 +99,7 @@ impl Context {
         self.skipped.note(self.env(), &self.stats, place, error);
     }
 
-    /// Notes whether a check of the history found that the store is older than its own rows. If so, the log and the status say so.
+    /// Notes whether a check of the history found that the store is older than its own rows. If so, the log and the status report it.
     pub fn note_history<T>(&self, check: Result<T>) -> Result<T> {
         match &check {
             Ok(_) => {
@@ -115,7 +115,7 @@ impl Context {
         check
     }
 
-    /// Whether the store's versions are behind those in its rows ([`Error::OlderThanRows`]), as far as this process has noted.
+    /// Whether the store's versions are behind those in its rows ([`Error::OlderThanRows`]), as far as this process knows.
     pub fn is_older(&self) -> bool {
         self.is_older.load(Ordering::Relaxed)
     }

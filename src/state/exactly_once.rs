@@ -12,9 +12,9 @@
 //!
 //! # Why nothing happens twice
 //!
-//! Every attempt has the key in its read-conflict set, at a read version from before its commit, and writes it. So of two attempts, whether
-//! they belong to one run or to two runs with the same key, only the first to commit succeeds. The other one conflicts, tries again, and
-//! finds the key.
+//! Every attempt has the key in its read-conflict set, at a read version from before its commit, and writes the key. So of two attempts,
+//! whether they belong to one run or to two runs with the same key, only the first to commit succeeds. The other one conflicts, tries
+//! again, and finds the key.
 //!
 //! # How long a key is kept
 //!
@@ -34,7 +34,7 @@ use crate::{
     store::{AtomicOp, Committed, Isolation, KeyRange, RetryPolicy, Store, Transaction, Tries},
 };
 
-/// The minimum time for which results are kept: five minutes, in versions of the store, a million per second.
+/// The minimum time for which results are kept: five minutes, in versions of the store (a million per second).
 pub(crate) const RETENTION: u64 = 300_000_000;
 
 /// The maximum length of a key, in bytes.
@@ -92,7 +92,7 @@ struct Run {
     swept: Vec<u8>,
     /// Identifies the run among all runs with its key.
     id: [u8; 16],
-    /// Whether there can be a result: nobody else knows a random key, so there is none before the first attempt.
+    /// Whether a result can exist. Nobody else knows a random key, so before the first attempt no result exists under it.
     may_exist: bool,
     /// The read version of the first attempt.
     first: Option<u64>,

@@ -45,7 +45,7 @@ struct Noted {
 pub(crate) struct Failing(Mutex<BTreeMap<(ConsumerName, ShardId), Noted>>);
 
 impl Failing {
-    /// Notes that the work on the rows up to `last` of the shard failed, under the lease with this epoch.
+    /// Notes that the work on the shard's rows up to `last` failed, under the lease with this epoch.
     pub fn note(
         &self,
         (consumer, shard, epoch): (&ConsumerName, ShardId, u64),

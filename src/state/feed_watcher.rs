@@ -1,12 +1,12 @@
 //! The only task in a process that polls for rows of feeds, and the [`Listener`]s that wait for its results.
 //!
-//! Nothing else polls for rows. The watcher reads the pulse of the notifications, a single key that every append changes, whenever a watch
-//! on the key fires, and also at regular intervals, to find appends that no watch reported. It publishes which lanes other processes have
-//! moved, and up to which position it has polled, so an idle process makes one read per interval, however many tasks wait in it.
+//! Nothing else polls for rows. Every append changes the pulse of the notifications, a single key. The watcher reads it whenever a watch on
+//! it fires, and also at regular intervals, to find appends that no watch reported. It publishes which lanes other processes have moved,
+//! and up to which position it has polled, so an idle process makes one read per interval, however many tasks wait in it.
 //!
-//! Document feeds have no pulse, which would cost each edit a mutation. Notifications report nearly all edits. For the rest, the watcher
-//! reads the ends of these feeds in turns: each once a minute, a page of feeds at a time, and a limited number of shards per second. With F
-//! feeds a turn takes a minute or F / 16 s, whichever is longer. Only listeners with something to read are woken.
+//! Document feeds have no pulse, because it would cost each edit a mutation. Notifications report nearly all edits. For the rest, the
+//! watcher reads the ends of these feeds in turn: each once a minute, a page of feeds at a time, and a limited number of shards per second.
+//! With F feeds a full turn takes a minute or F / 16 s, whichever is longer. Only listeners with something to read are woken.
 //!
 //! If the watcher cannot poll, each listener reads its feed itself, at its own interval.
 
@@ -85,7 +85,7 @@ impl Listener {
         Self::new(context, &context.feed, (poll, poll.saturating_mul(2)), false)
     }
 
-    /// Listens to any feed for a consumer, which reads the feed itself if the watcher has not polled for about `patience`.
+    /// Listens to any feed for a consumer, which reads the feed itself once the watcher has gone about `patience` without polling.
     pub fn of_consumer(context: &Arc<Context>, feed: &FeedId, patience: Duration) -> Self {
         Self::new(context, feed, (POLL_INTERVAL, patience), true)
     }
@@ -132,7 +132,7 @@ impl Listener {
         self.looked.mark_unchanged();
     }
 
-    /// Waits until the heads have changed and `may_have_rows` holds, or until the watcher has not polled for too long. Cancel safe.
+    /// Waits until the heads have changed and `may_have_rows` holds, or until the watcher has gone too long without polling. Cancel safe.
     pub async fn changed(&mut self, may_have_rows: impl Fn(&Heads) -> bool) {
         let env = self.context.env().clone();
         loop {
@@ -157,7 +157,7 @@ impl Listener {
     }
 
     /// Waits until the heads change or the watcher polls again, and returns the last position that the watcher could see. Returns `None` if
-    /// the watcher has not polled for too long. Cancel safe.
+    /// the watcher has gone too long without polling. Cancel safe.
     pub async fn looked(&mut self) -> Option<Sequence> {
         let env = self.context.env().clone();
         let has_looked = tokio::select! {
@@ -183,7 +183,7 @@ impl Listener {
         }
     }
 
-    /// The watcher has not polled for too long. If its runtime has ended, starts another one in the runtime of this listener.
+    /// Called when the watcher has gone too long without polling. If its runtime has ended, starts another in this listener's runtime.
     fn has_waited(&mut self) {
         self.watcher = watcher(&self.context);
     }
@@ -195,7 +195,7 @@ impl Drop for Listener {
     }
 }
 
-/// Returns the watcher of the process, which ends when its last handle is dropped.
+/// Returns the process's watcher, which ends when its last handle is dropped.
 pub(crate) fn watcher(context: &Arc<Context>) -> Arc<JoinSet<()>> {
     context.wakeups.watcher(|tasks| {
         let shared = Arc::clone(context);
@@ -474,7 +474,7 @@ async fn heads(tx: &Transaction, context: &Context, feed: &FeedId) -> Result<Opt
     let read = async {
         let topology = feed.topology(tx).await?;
         let entry = topology.current();
-        // Heads begin at the first sequence of the entry: a reader before it has not read the preceding shards to their end yet.
+        // Heads begin at the first sequence of the entry: a reader before that has yet to read the preceding shards to their end.
         let mut heads = [entry.first; Lanes::COUNT];
         for (shard, last) in feed.last_rows(tx, entry).await? {
             let head: &mut Sequence = &mut heads[Lanes::of(shard)];

@@ -4,7 +4,7 @@
 //! happen then: a new row must not be placed before an old one, where no reader would find it; and a reader that knows more than the store
 //! must not continue as if nothing were missing. So the store keeps a table with the last sequence that is known to exist in each
 //! incarnation. Folds and reshards move the entry of the current incarnation. A move or a raise begins another incarnation, and ends the
-//! previous one where the copy ended. If the store knows which versions it has given out, they are kept with that end.
+//! previous one where the copy ended. If the store knows which versions it has given out, these are stored with that end.
 
 use crate::{
     base::{
@@ -101,8 +101,8 @@ impl<'a> History<'a> {
         Ok(())
     }
 
-    /// Whether no part of this store's history has given out `position`, considering that the store has `row`. The beginning, which is
-    /// before all positions, belongs to every history.
+    /// Whether no part of this store's history has given out `position`, given that the store has `row`. The beginning, which is before all
+    /// positions, belongs to every history.
     async fn is_foreign(self, tx: &Transaction, position: Sequence, row: Option<Sequence>) -> Result<bool> {
         if position == Sequence::MIN {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! [`LastSeen`]: since when values have been seen unchanged, by the observer's clock.
+//! [`LastSeen`]: how long values have been seen unchanged, by the observer's clock.
 //!
 //! A process has one for nodes, [`NodesSeen`]. The watch over the neighbours, readiness, the status and the metrics record in it the rows
 //! of nodes that they read, and ask it which nodes are alive.
@@ -52,7 +52,7 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
         }
     }
 
-    /// Adopts all of `found`, and keeps other values that were read lately.
+    /// Adopts all of `found`, and keeps other values that were read recently.
     pub fn note(&mut self, found: impl IntoIterator<Item = (K, V)>, now: Duration) {
         for (key, value) in found {
             let before = self.0.remove(&key);

@@ -3,9 +3,9 @@
 //! Consumers that follow the same feed are at the same position most of the time. The first one to read a page keeps it here, and the
 //! others take it from memory, so a node reads a feed once, however many consumers it has. A consumer that is further behind reads for
 //! itself, and gets each id once, in its newest row. A row that was superseded after the page was read appears once more, at its new
-//! position, as it does for any reader that was a moment earlier.
+//! position, as it does for any reader that read a moment earlier.
 //!
-//! A reader takes no page that is older than one that it has read: a row that moved between the two reads would be in neither page.
+//! A reader takes no page that is older than one that it has read, because a row that moved between the two reads would be in neither page.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -43,7 +43,7 @@ pub(crate) struct CachedPage {
 
 type ShardOfFeed = (FeedId, ShardId);
 
-/// Held by each reader while it reads a shard. The reader that reads the next page from the store locks it.
+/// Each reader of a shard keeps a clone. The reader that reads the next page from the store holds the lock.
 pub(crate) type Turn = Arc<tokio::sync::Mutex<()>>;
 
 /// A shard with readers.

@@ -4,8 +4,8 @@
 //! start, which differs between processes. All polls that are due at once read in one transaction, so an idle process begins one read
 //! transaction per second, however many polls it has.
 //!
-//! Data that several polls need is read once: the pulse of the notifications, the version of all pools, and the rows of the nodes, if there
-//! are only a few ([`Polled`]).
+//! Data that several polls need is read once: the pulse of the notifications, the common version, and the rows of the nodes, if there are
+//! only a few ([`Polled`]).
 
 use std::{
     fmt,
@@ -51,7 +51,7 @@ struct Moment {
     shared: Weak<Shareable>,
 }
 
-/// A poll that is due, or several that read together. They read at one version, later than any version that one of them knew before.
+/// A poll that is due, or several that read together. They read at one version, later than any version that any of them knew before.
 #[derive(Debug, Clone)]
 pub(crate) struct Poll {
     /// When the poll was due, which is before its transaction began.
@@ -78,7 +78,7 @@ impl fmt::Debug for Shareable {
 pub(crate) struct Polled {
     /// The pulse of the notifications.
     pub pulse: Option<Bytes>,
-    /// The version of all pools.
+    /// The common version of all pools.
     pub common: Option<Bytes>,
     /// The rows of all nodes; `None` if there are more than a few.
     pub nodes: Option<Vec<Row>>,

@@ -72,7 +72,7 @@ stats! {
     leases_acquired,
     /// Leases lost to other nodes while the process worked on them.
     leases_lost,
-    /// How many times a node of the process lost its membership in the bus, and gave everything up.
+    /// How many times a node of the process lost its membership in the bus, and gave up all its work.
     nodes_dropped_out,
     /// Panics in the work on a leased resource. The work starts again after each.
     work_panics,

@@ -48,7 +48,7 @@ impl Default for Heads {
 }
 
 impl Heads {
-    /// Creates heads for a feed of which nothing is known, so all of its shards may have rows.
+    /// Creates heads for a feed about which nothing is known, so all of its shards may have rows.
     fn unknown(count: u64) -> Self {
         Self { count, lanes: [Sequence::MAX; Lanes::COUNT] }
     }
@@ -100,7 +100,7 @@ pub(crate) struct Wakeups {
 }
 
 impl Wakeups {
-    /// Returns the number of a new change. The first is 1: heads that have not changed yet have the number 0.
+    /// Returns the number of a new change. The first number is 1, because heads that have not changed yet have the number 0.
     fn next(&self) -> u64 {
         self.count.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -343,7 +343,7 @@ mod tests {
         );
     }
 
-    /// The watcher expects each append once: if it saw one before that was reported, the report must not hide an append by another process.
+    /// The watcher expects each append once: a late report of one that it has already seen must not hide an append by another process.
     #[test]
     fn an_append_counts_for_one_look() {
         let (wakeups, lanes): (_, Lanes) = (Wakeups::default(), [ShardId(1)].into_iter().collect());
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(wakeups.take_unseen(position(9), position(20)), []);
     }
 
-    /// A message that comes while the watcher reads the heads of documents is not overwritten by the result, which may be older.
+    /// A message that arrives while the watcher reads the heads of documents is not overwritten by the result, which may be older.
     #[test]
     fn heads_that_were_read_do_not_hide_a_later_message() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));

@@ -9,10 +9,10 @@ use super::Mutation;
 /// State of a layer that belongs to one attempt at a transaction: the commit consumes it, and a reset or a retry drops it. A layer uses it
 /// to hold back writes and merge them.
 pub(crate) trait Extension: Any + Default + Send {
-    /// Returns roughly how many bytes the writes that were held back add to the size of the transaction.
+    /// Returns roughly how many bytes the held-back writes add to the size of the transaction.
     fn size(&self) -> usize;
 
-    /// Passes the writes that were held back to `write`.
+    /// Calls `write` with each write that was held back.
     fn into_writes(self, write: &mut dyn FnMut(Mutation));
 }
 

@@ -184,10 +184,10 @@ impl Store {
 
     /// Runs `body` in a transaction, commits the transaction, and tries again after every retryable error.
     ///
-    /// `body` gets a handle to the transaction. It may run several times, so it should only read and write through the transaction. After
+    /// `body` gets a handle to the transaction, and may run several times, so it should only read and write through the transaction. After
     /// `commit_unknown_result` (1021) it runs again although the first run may have been committed; `body` must be correct in both cases.
-    /// [`Transaction::may_have_committed`] says whether the first run may have been committed.
-    /// [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) is for effects that must not happen twice.
+    /// [`Transaction::may_have_committed`] is true in such a repetition. [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) is for
+    /// effects that must not happen twice.
     ///
     /// # Errors
     ///

@@ -268,10 +268,10 @@ pub enum Priority {
 
 /// Completes when the value of a key is no longer the one that the watching transaction saw.
 ///
-/// A watch is armed when its transaction commits, and may even then still fail with `too_many_watches` (1032). If the commit fails, the
-/// watch fails with the same error; if there is never a commit, with `operation_cancelled` (1101). A watch may fire late, or without a
-/// change, or not at all if the value changes back in between: rescan after it fires, and keep a poll as a fallback. Dropping a watch
-/// disarms it. Setting a watch is a serializable read of the key, so do not set one in a transaction that writes.
+/// A watch is armed when its transaction commits, and even then may still fail with `too_many_watches` (1032). If the commit fails, the
+/// watch fails with the same error; if the transaction is never committed, with `operation_cancelled` (1101). A watch may fire late, or
+/// without a change, or not at all if the value changes back in between: rescan after it fires, and keep a poll as a fallback. Dropping a
+/// watch disarms it. Setting a watch is a serializable read of the key, so do not set one in a transaction that writes.
 #[must_use = "a watch that is dropped is disarmed"]
 pub struct Watch(BoxFuture<'static, Result<()>>);
 

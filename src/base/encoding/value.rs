@@ -28,7 +28,7 @@ impl<'a> Reader<'a> {
         let (taken, rest) = self
             .rest
             .split_at_checked(len)
-            .ok_or_else(|| self.corrupt(format!("{} bytes where {len} more are needed", self.rest.len())))?;
+            .ok_or_else(|| self.corrupt(format!("{} bytes are left, but {len} are needed", self.rest.len())))?;
         self.rest = rest;
         Ok(taken)
     }

@@ -1,5 +1,5 @@
 //! The commands that work on a whole store: `notibus check` and `notibus backup` for a folder, `notibus export` and `notibus import` to
-//! move a bus to another store, and `notibus incarnation`, which shows and raises the first byte of its sequences.
+//! move a bus to another store, and `notibus incarnation`, which shows and raises the first byte of a bus's sequences.
 
 use std::{
     fs::{self, File},

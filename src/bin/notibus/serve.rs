@@ -133,7 +133,7 @@ async fn serve(
     (options, limits): (&ApiOptions, &ServerOptions),
 ) -> Result<(), Failure> {
     let mut is_announced = false;
-    // Signals count from here on, also while the bus is being opened.
+    // Signals count from here on, even while the bus is being opened.
     let is_asked = AtomicBool::new(false);
     let mut signals = NodeHandle::signals()?.inspect(|()| is_asked.store(true, Ordering::Relaxed));
     loop {

@@ -42,14 +42,14 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
         let Some(pause) = args.watch else { return Ok(()) };
         tokio::time::sleep(pause).await;
         if !opened.is_node() {
-            // A folder that another process has open is read as a copy, so it has to be opened again.
+            // If another process has the folder open, this one reads a copy, so the folder must be opened again.
             drop(opened);
             opened = args.target.open(Intent::Reads, timeout).await?;
         }
     }
 }
 
-/// Reads the status; for a running node also whether it is ready, and if not, why.
+/// Reads the status, and for a running node also whether it is ready, or why not.
 async fn read(opened: &Opened) -> Result<Value, Failure> {
     let mut status = opened.get("/_notibus/status").await?;
     if opened.is_node() {
@@ -177,7 +177,7 @@ pub async fn nodes(args: NodesArgs, timeout: Duration) -> Result<(), Failure> {
     let opened = args.target.open(Intent::Reads, timeout).await?;
     let list = async || opened.list("/_notibus/nodes?", "nodes").await;
     let mut seen = list().await?;
-    // A folder shows one moment: the nodes of the process that last opened it, which removed all others and may have ended.
+    // A folder shows the state of one moment: the nodes of the process that last opened it, which removed all others, and may have ended.
     let is_moment = args.target.is_folder()?;
     if !is_moment && !seen.is_empty() {
         tokio::time::sleep(args.watch).await;

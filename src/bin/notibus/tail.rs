@@ -10,7 +10,7 @@ use crate::{
     terminal::{self, Failure, items, text, time},
 };
 
-/// The maximum time that a request waits for a row. It is less than a command waits for an answer.
+/// The maximum time that a request waits for a row. This is less than the time that a command waits for an answer.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How to print a feed.

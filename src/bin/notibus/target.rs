@@ -166,7 +166,7 @@ impl Opened {
         self.ask("reading", Request::get(path), Body::empty()).await
     }
 
-    /// Posts `body` to `path`, and returns the answer. `what` names the work: without an answer, the failure says it may have happened.
+    /// Posts `body` to `path`, and returns the answer. Without an answer, the failure says that the work `what` may have happened.
     pub async fn post(&self, what: &str, path: &str, body: &Value) -> Result<Value, Failure> {
         self.ask(&maybe_done(what), Request::post(path), body.to_string().into()).await
     }
@@ -260,12 +260,12 @@ impl Url {
     }
 }
 
-/// Returns the name of the work `what` for a failure without an answer, after which the work may have happened.
+/// Describes the work `what` for a failure without an answer: the work may have happened.
 pub fn maybe_done(what: &str) -> String {
     format!("{what}, which may have happened")
 }
 
-/// Encodes `text` as a segment of a path or the value of a parameter; even dots, because the segments `.` and `..` have a special meaning.
+/// Encodes `text` as a path segment or the value of a parameter, even dots, because the segments `.` and `..` have a special meaning.
 pub fn encoded(text: &str) -> String {
     let encoded: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
     encoded.replace('+', "%20").replace('.', "%2E")
@@ -289,8 +289,8 @@ mod tests {
 
     use super::*;
 
-    /// Regression: once its store was open, a command waited for it without a limit, and then said that nothing could be reached, although
-    /// the work may have been done.
+    /// Regression: once its store was open, a command waited for the store without a limit, and then said that nothing could be reached,
+    /// although the work may have been done.
     #[tokio::test(start_paused = true)]
     async fn a_request_without_an_answer_is_given_up_and_named() {
         let faults = Faults::new(&Store::memory());

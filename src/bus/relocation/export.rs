@@ -189,7 +189,7 @@ pub(crate) async fn export(
         || hash_of(context, all().into_iter().take(1).collect()).await? == counters.digest();
     if !is_whole || !is_at_rest {
         let reason =
-            "the bus was written to meanwhile; stop its producers, notifiers and other roles, and try again";
+            "the bus changed during the export; stop its producers, notifiers and other roles, and try again";
         return Err(Error::invalid("export", reason));
     }
     if let Some(silence) = silence {

@@ -1,8 +1,8 @@
 //! Imports an export into a store.
 //!
-//! From the first transaction to the last, a mark with a token under the prefix says that an import is under way: no bus can be opened
-//! there meanwhile, and of two imports only the later one continues. A failed import removes everything that it wrote. If its process dies,
-//! the next import removes the mark and the rows, and begins again.
+//! From the first transaction to the last, a mark with a token under the prefix says that an import is under way. While the mark exists, no
+//! bus can be opened there, and of two imports only the later one continues. A failed import removes everything that it wrote. If its
+//! process dies, the next import removes the mark and the rows, and begins again.
 
 use std::io::Read;
 

@@ -14,7 +14,7 @@
 //!   the store is older than its rows, in which case nodes do nothing. A raise removes nodes and leases in its own transaction, so that a
 //!   process that was only paused can no longer commit work.
 //!
-//! Producers and writers of documents have no row that shows them, so the operator has to stop them.
+//! No row shows that producers or writers of documents are running, so the operator has to stop them.
 //!
 //! # Format
 //!

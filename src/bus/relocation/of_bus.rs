@@ -26,7 +26,7 @@ impl Bus {
     ///
     /// Stop producers and roles first, and do not write to this bus afterwards. To find out whether a node is alive, the export watches the
     /// heartbeats for as long as they may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)). It also notices a producer that
-    /// writes meanwhile. With [`ExportOptions::while_running`], roles and producers may keep running.
+    /// writes during the export. With [`ExportOptions::while_running`], roles and producers may keep running.
     ///
     /// Fails with [`Error::BusInUse`] if nodes are alive, with [`Error::Invalid`] if it notices a write during the export, and with
     /// [`Error::Io`] if `out` fails.

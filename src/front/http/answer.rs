@@ -178,7 +178,7 @@ impl From<Error> for Failure {
             }
             // A layer's database was just deleted, or the bus knows the database only by its events.
             Error::NoFeed { .. } => Self::not_found(
-                "No changes of documents are kept here for this database: its layer has not added them, or it was deleted.",
+                "No document changes are kept here for this database: its layer has not added them, or it was deleted.",
             ),
             Error::NoShard { .. } | Error::NoConsumer { .. } => Self::not_found(error.to_string()),
             Error::ConsumerInUse { .. } => Self::new(StatusCode::CONFLICT, "conflict", error.to_string()),

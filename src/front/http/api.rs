@@ -75,8 +75,8 @@ impl Inner {
         self.feed.context.env()
     }
 
-    /// Takes the shares of a feed of `caller` with these `names`: of its long-lived feeds, if the feed `lasts`, and of its globs. Fails with
-    /// 429 if too little is left.
+    /// Reserves what a feed of `caller` with these `names` takes: one of the caller's long-lived feeds, if the feed `lasts`, and the length
+    /// of its glob, if it has one. Fails with 429 if too little is left.
     pub fn enter(
         &self,
         caller: &Caller,
@@ -214,7 +214,7 @@ impl std::fmt::Debug for Api {
     }
 }
 
-/// Passes a request on if its caller has the permission and the bus still exists. Without that check, another bus might answer.
+/// Passes a request on if its caller has the permission and the bus still exists. Without the second check, another bus might answer.
 async fn admit(
     State((inner, permission)): State<(Arc<Inner>, Permission)>,
     request: Request,

@@ -2,7 +2,7 @@
 //!
 //! The length limit also applies after inflating, so that a small body cannot become a large one. All bodies together are limited as well:
 //! a client may stop in the middle of a body, and the server then holds the part that it has received until the time limit. Bodies that
-//! anybody may send have their own limits, so that strangers take nothing from callers with credentials. This module does not compress
+//! anybody may send have their own limits, so that strangers take no room from callers with credentials. This module does not compress
 //! answers, because compression would hold up feeds.
 
 use std::{io::Read, sync::Arc, time::Duration};
@@ -31,7 +31,7 @@ const ANONYMOUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of bodies that are inflated concurrently, each on its own thread: a large one keeps a core busy for a while.
 const INFLATED_AT_ONCE_MAX: usize = 2;
 
-/// How many bytes of room one permit stands for.
+/// How many bytes of room one permit represents.
 const UNIT: usize = 1 << 10;
 
 /// The memory that request bodies may take.
@@ -97,7 +97,7 @@ impl Bodies {
     /// room.
     pub async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Failure> {
         let (is_packed, len_max) = (is_packed(headers)?, self.len_max);
-        // This comes first, so that a client that waits for `100 Continue` does not have to send a body that is refused.
+        // This comes first, so a client that waits for `100 Continue` need not send a body that would be refused.
         let declared = body.size_hint().exact();
         if declared.is_some_and(|len| len > len_max as u64) {
             return Err(too_large(len_max));

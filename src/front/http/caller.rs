@@ -220,7 +220,7 @@ impl Caller {
 #[derive(Debug, Default)]
 pub(super) struct OpenFeeds(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
 
-/// A feed's share of what its caller has open. Dropping the permit frees it.
+/// A feed's share of its caller's limit. Dropping the permit frees the share.
 #[derive(Debug)]
 pub(super) struct FeedPermit {
     open: Arc<AtomicUsize>,
@@ -228,7 +228,7 @@ pub(super) struct FeedPermit {
 }
 
 impl OpenFeeds {
-    /// Takes the `share` of a feed of `name`, which may have at most `most` of `what` open. Fails with 429 if too little is left.
+    /// Reserves the `share` of a feed for `name`, which may have at most `most` of `what` open. Fails with 429 if too little is left.
     pub fn enter(&self, name: &str, share: usize, most: usize, what: &str) -> Result<FeedPermit, Failure> {
         let mut names = self.0.lock();
         names.retain(|_, open| open.load(Ordering::Relaxed) > 0);

@@ -1,4 +1,4 @@
-//! [`Databases`] is what a layer says about its databases, and [`DocView`] shows their documents to one request in a way that only the layer
+//! [`Databases`] describes the databases of a layer, and [`DocView`] shows their documents to one request in a way that only the layer
 //! understands. `/_up`, `/_all_dbs` and `/{db}` are what CouchDB's clients request before they follow a server.
 
 use std::{future::ready, sync::Arc};
@@ -53,9 +53,9 @@ pub trait Databases: DocSource + 'static {
         Box::pin(ready(Ok(caller.may_read(&db.name))))
     }
 
-    /// Returns how a feed shows documents in the cases that the routers do not know: with a filter of the layer (`_selector`, `_view`, a
-    /// function of a design document), or with conflicts or attachments. Return `None` if the layer does not know either; the request then
-    /// gets 400. If the layer fails, the client gets that failure. Default: `None`.
+    /// Returns how a feed shows documents in the cases that the routers cannot handle: with a filter of the layer (`_selector`, `_view`, a
+    /// function of a design document), or with conflicts or attachments. Return `None` if the layer cannot either; the request then gets
+    /// 400. If the layer fails, the client gets that failure. Default: `None`.
     fn lens<'a>(
         &'a self,
         _db: &'a Db,
@@ -129,8 +129,8 @@ impl Api {
             .merge(self.limited(routed("/{db}", get(info)), Permission::Known))
     }
 
-    /// Returns the databases that the recorded events describe. Use them for [`Api::changes`] if there is no layer in the process. They
-    /// know about documents only what the changes say.
+    /// Returns the databases that the recorded events describe. Use them for [`Api::changes`] if there is no layer in the process. About
+    /// documents they know only what the changes say.
     pub fn recorded_databases(&self) -> Arc<dyn Databases> {
         Arc::new(Recorded(self.inner.feed.clone()))
     }
@@ -214,5 +214,5 @@ impl Databases for Recorded {
     }
 }
 
-/// The bus knows about these documents only what their changes say.
+/// About these documents the bus knows only what their changes say.
 impl DocSource for Recorded {}

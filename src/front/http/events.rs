@@ -58,8 +58,8 @@ struct Event {
 }
 
 impl Api {
-    /// Serves `/_notibus/events`. The bus knows these databases only from the posted events. Layers in Rust record events in their own
-    /// transactions and do not need this route.
+    /// Serves `/_notibus/events`, for layers that are not written in Rust. The bus knows their databases only from the posted events.
+    /// Layers in Rust record events in their own transactions instead.
     pub fn events(&self) -> Router {
         self.guarded(routes("/_notibus/events", [("", "POST", post(answer))]), Permission::Record)
     }
@@ -91,7 +91,7 @@ fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
     Ok(events)
 }
 
-/// Returns the answer to a `body` that is refused because of this error. The answer names the event.
+/// Returns the answer to a `body` that is refused because of this error. The answer names the bad event.
 fn refused(body: &[u8], error: &serde_json::Error) -> Failure {
     let events: Vec<Value> = serde_json::from_slice(body).unwrap_or_default();
     let mut read = events.into_iter().map(serde_json::from_value::<Event>).enumerate();

@@ -152,8 +152,8 @@ impl Api {
     }
 }
 
-/// Parses the body of a request for a change, which must look like `example`. An empty body gives the default. Fails unless an admin's
-/// program sent the request.
+/// Parses the body of a request that changes something. The body must look like `example`; an empty one gives the default. Fails if a web
+/// page sent the request, or if the caller is not an admin.
 fn posted<T: DeserializeOwned + Default>(parts: &Parts, body: &[u8], example: &str) -> Result<T, Failure> {
     check_page(parts)?;
     caller(&parts.extensions).check(Permission::Admin)?;
@@ -165,8 +165,8 @@ fn posted<T: DeserializeOwned + Default>(parts: &Parts, body: &[u8], example: &s
         .map_err(|error| Failure::bad_request(format!("The body must look like {example}: {error}")))
 }
 
-/// Cuts a list off after about 64 KB, the most that a client that does not read may hold in memory, but keeps at least the first item.
-/// Returns whether items were cut off.
+/// Cuts a list off after about 64 KB, the limit for what a client may hold in memory while it does not read, but keeps at least the first
+/// item. Returns whether items were cut off.
 fn cut<T: Serialize>(items: &mut Vec<T>) -> bool {
     let size_of = |item: &T| serde_json::to_vec(item).map_or(0, |text| text.len());
     PageSize::new(items.len()).cut(items, size_of)
@@ -191,7 +191,7 @@ async fn welcome() -> Response {
     answer(StatusCode::OK, &json!({ "couchdb": "Welcome", "version": version, "vendor": vendor }))
 }
 
-/// Answers a health check with 200, or with 503 and the part that does not work, a cause for programs and a human-readable reason.
+/// Answers a health check with 200, or with 503 and the part that does not work, a machine-readable cause and a human-readable reason.
 fn healthy(unready: Option<Unready>) -> Response {
     let Some(unready) = unready else { return answer(StatusCode::OK, &json!({ "status": "ok" })) };
     let (part, cause, reason) = (unready.part(), unready.cause(), unready.to_string());
@@ -213,7 +213,7 @@ async fn health(State(inner): Shared) -> Response {
 /// Answers 200 if an event that is recorded now would be delivered: the node can read what its work needs, a live notifier owns each
 /// partition, no event has been seen waiting for long, the tail is at the end of the feed, and the node is not shutting down.
 async fn ready(State(inner): Shared) -> Response {
-    // This check comes first, because a node whose bus is gone is closing as well, and has to say why.
+    // This check comes first, because a node whose bus is gone is also closing, and must report why.
     if let Some(unready) = inner.bus.permanent_failure() {
         return healthy(Some(unready));
     }
@@ -289,8 +289,8 @@ async fn incarnation(State(inner): Shared, parts: Parts) -> Answered {
     Ok(answer(StatusCode::OK, &json!({ "incarnation": stored.0 })))
 }
 
-/// Raises the incarnation after an older state of the store was restored. With their next heartbeat, the nodes of the bus find out that
-/// they must open it again.
+/// Raises the incarnation after an older state of the store was restored. With its next heartbeat, each node finds out that it must open
+/// the bus again.
 async fn raise(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     let Raise { from } = posted(&parts, &body, "{\"from\":0}")?;
     let from = from.ok_or_else(|| Failure::bad_request("The body has no \"from\"."))?;
@@ -337,7 +337,7 @@ async fn entries<R: FeedRow>(feed: &Feed<R>, counts: bool) -> BusResult<Vec<Valu
     Ok(entries)
 }
 
-/// Returns the answer for an error. It may say which feed does not exist: only admins and callers who may see the status get this far.
+/// Returns the answer to an error. It may name a missing feed, because only admins and callers who may see the status get here.
 fn named(error: Error) -> Failure {
     match error {
         Error::NoFeed { .. } => Failure::not_found(error.to_string()),
@@ -361,8 +361,8 @@ async fn reshard(
     Ok(answer(StatusCode::OK, &entry.map_err(named)?))
 }
 
-/// Answers with a page of the notifications as they are stored. `since` says where the page begins, and `timeout` how many milliseconds to
-/// wait for a row if there is none.
+/// Answers with a page of the notifications as they are stored. `since` says where the page begins. With `timeout`, a request that finds no
+/// row waits up to that many milliseconds for one.
 async fn rows(State(inner): Shared, parts: Parts) -> Answered {
     let given = parameters(&parts, &["since", "limit", "timeout"])?;
     let number = |name: &str, most: u64| match given.get(name).map(|text| text.parse::<u64>()) {
@@ -451,7 +451,7 @@ async fn show(State(inner): Shared, PathSegments(name): PathSegments<String>, pa
     Ok(answer(StatusCode::OK, &json!({ "consumer": status, "lag": lag, "troubles": troubles })))
 }
 
-/// Resets, deletes, pauses or resumes a consumer, has it work on ids again, or gives up the work on a deferred id.
+/// Resets, deletes, pauses or resumes a consumer, has it work on ids again, or gives up on a deferred id.
 async fn act(
     State(inner): Shared,
     PathSegments((name, action)): PathSegments<(String, String)>,

@@ -90,7 +90,7 @@ fn write_bus(text: &mut Text, inner: &Inner) {
     text.count("store_retries", "Transaction attempts that were repeated", retries);
     let failed = u8::from(db.failure().is_some());
     text.gauge("store_failed", "Whether the store takes no more writes", failed);
-    text.gauge("troubles", "Things that currently fail, and are tried again", stats.health.troubles().len());
+    text.gauge("troubles", "Things that currently fail and are tried again", stats.health.troubles().len());
     text.gauge("partitions", "Partitions of the bus", inner.feed.context.config.partitions);
     text.histogram("fold_seconds", "How long folds that wrote something took", &stats.fold_durations);
 }
@@ -107,7 +107,7 @@ fn write_snapshot(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     }
     write_leases(text, inner, snapshot);
     if let Some(ends) = &snapshot.ends {
-        let what = "How long the tail of the dispatcher has failed to reach an end of the feed that this process has seen";
+        let what = "How long the tail of the dispatcher has not reached an end of the feed that this process has seen";
         let lag = inner.dispatcher.lag(ends.now).as_secs_f64();
         text.gauge("tail_lag_seconds", what, format_args!("{lag:?}"));
     }
@@ -116,7 +116,7 @@ fn write_snapshot(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     write_document_consumers(text, inner, snapshot);
 }
 
-/// Writes the leases of everything that is divided among nodes.
+/// Writes the leases on everything that is divided among nodes.
 fn write_leases(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     let (mut held, mut wanted) = (Values::new(), Values::new());
     if let Some(members) = &snapshot.members {
@@ -137,7 +137,7 @@ fn write_leases(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     text.gauges("leases_wanted", "Resources to divide, each of which needs a lease", "pool", &wanted);
 }
 
-/// Writes the backlog of events that wait to be folded, by equally long runs of partitions.
+/// Writes the backlog, the events that wait to be folded, by equally long runs of partitions.
 fn write_backlog(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
     let (mut rows, mut oldest) = (Values::new(), Values::new());
     let partitions = inner.feed.context.config.partitions;
@@ -209,9 +209,9 @@ fn write_consumers(text: &mut Text, inner: &Inner, snapshot: &Snapshot) {
             ages.insert(name(), Duration::from_millis(age_ms).as_secs_f64());
         }
     }
-    let what = "How many rows consumers of the notifications are behind; at least the newest 40,000 of the feed are counted";
+    let what = "How many rows the consumers of the notifications are behind; at least the newest 40,000 of the feed are counted";
     text.gauges("consumer_lag_rows", what, "consumer", &rows);
-    let what = "How long the oldest of the rows that a consumer is behind has waited, by wall clocks";
+    let what = "How long the oldest row that a consumer has yet to work on has waited, by wall clocks";
     text.gauges("consumer_lag_seconds", what, "consumer", &ages);
     let what = "Ids deferred by a consumer; the first 1,000 are counted";
     text.gauges("consumer_deferred_ids", what, "consumer", &deferred);

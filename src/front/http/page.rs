@@ -10,11 +10,11 @@ use crate::base::{
     tasks::Task,
 };
 
-/// A page keeps rows up to this many bytes, including the row that exceeds the limit.
+/// A page keeps rows until they take this many bytes. The row that exceeds the limit is kept, too.
 const PAGE_BYTES: usize = 64 << 10;
 
-/// The minimum number of rows in a first page, so that it reaches the end of a short feed: positions in the middle of a reading are longer
-/// than those at its end.
+/// The minimum number of rows in a first page. With that many, the page reaches the end of a short feed, where positions are shorter than
+/// in the middle of a reading.
 const FIRST_ROWS_MIN: usize = 16;
 
 /// How many rows the next page reads.
@@ -30,8 +30,8 @@ impl PageSize {
         Self { most, rows: most }
     }
 
-    /// Does the same as [`PageSize::new`], for a reader that wants at most `limit` rows. The first page has hardly more rows than that, so
-    /// that one row does not cost a whole page.
+    /// Does the same as [`PageSize::new`], for a reader that wants at most `limit` rows. The first page has hardly more rows than `limit`,
+    /// so a request for one row does not cost a whole page.
     pub fn for_limit(most: usize, limit: u64) -> Self {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         Self { most, rows: limit.max(FIRST_ROWS_MIN).min(most) }

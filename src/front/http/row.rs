@@ -14,7 +14,7 @@
 //! The text also distinguishes a reader that began with nothing from one that was away for too long. Both may be below the horizon. The
 //! first has yet to read some of the rows and misses nothing; the second has missed rows.
 //!
-//! A database can have several rows, one for each type. They are written together. All but the last have the position before the database,
+//! A database can have several rows, one for each type. They are written together. All but the last have the position before all of them,
 //! so a client that is cut off between two of them gets all of them again.
 
 use std::{sync::Arc, vec};
@@ -38,9 +38,9 @@ use crate::{
     roles::dispatcher::DeliveryBatch,
 };
 
-/// The work after which a turn ends: the length of the glob times the total length of the names compared with it, in bytes. With a glob that
-/// was chosen to be slow, this takes about half a millisecond. A turn compares at least one name, which takes up to 10 ms if the name and the
-/// glob are as long as they may be.
+/// The work after which a turn ends: the length of the glob times the total length of the names compared with it, in bytes. With a glob
+/// that was chosen to be slow, this takes about half a millisecond. A turn compares at least one name, which takes up to 10 ms if the name
+/// and the glob are as long as allowed.
 const GLOB_WORK_PER_TURN: usize = 50_000;
 
 /// The types of the rows that a reader gets for one database.
@@ -381,8 +381,8 @@ mod tests {
     }
 
     /// Bug: a client stopped with a plain sequence after a former position of a row, the last one or an earlier one. It continued in an
-    /// older copy of the store, which still had the row there, and never got it. Fix: the position says how far the client could read,
-    /// wherever the row was.
+    /// older copy of the store, which still had the row at that position, and never got the row. Fix: the position says how far the client
+    /// could read, wherever the row was.
     #[test]
     fn a_position_says_what_could_be_read_between_the_places_of_a_row_that_moved() {
         let mut moved = Notification::clone(&database(9, [0, 9, 0, 0]));

@@ -59,11 +59,11 @@ const EXPOSED: [&str; 7] =
 /// The maximum size in bytes of a request's line and headers, and of the part of an answer that a connection buffers.
 const HEADER_LEN_MAX: usize = 32 << 10;
 
-/// How many connections may wait to be accepted; the system may allow fewer. A client that finds the queue full tries again after 1
-/// s, 3 s and 7 s, even if there is room earlier.
+/// How many connections may wait to be accepted; the system may allow fewer. If the queue is full, a client tries again only after 1 s, 3 s
+/// and 7 s, even if there is room earlier.
 const BACKLOG: i32 = 4_096;
 
-/// How long the listener pauses when it cannot accept connections, for example without file descriptors.
+/// How long the listener pauses when it cannot accept connections, for example because no file descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The answer to a connection beyond the limit.
@@ -95,8 +95,8 @@ pub struct ServerOptions {
     /// Whether browsers may send credentials from those pages. This is not allowed with `*`. Default: no.
     pub cors_credentials: bool,
     /// Whether the server may listen on an address that other machines can reach. Set this if the API has credentials
-    /// ([`ApiOptions::authorize`](super::ApiOptions::authorize)) and a layer's own routes check accounts, or if a server in front
-    /// checks them. Clients then need `None` as `hosts`, or the names that they use. Default: no.
+    /// ([`ApiOptions::authorize`](super::ApiOptions::authorize)) and a layer's own routes check accounts, or if a server in front checks
+    /// them. Then also set `hosts` to `None`, or to the names that clients use. Default: no.
     pub is_public: bool,
 }
 
@@ -182,7 +182,7 @@ impl ServerOptions {
     fn admit(&self, request: &mut Request) -> Result<(), Failure> {
         let headers = request.headers();
         let hosts: Vec<_> = headers.get_all(header::HOST).iter().collect();
-        // No client sends an authority with `@`, and the part before it is not a host.
+        // No client sends an authority with `@`, and what precedes the `@` is not a host.
         let is_right = |authority: &Authority| {
             !authority.as_str().contains('@')
                 && self.hosts.as_ref().is_none_or(|names| is_local(authority.host(), names))
@@ -226,7 +226,7 @@ impl ServerOptions {
 const FORWARDED: [&str; 6] =
     ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
 
-/// A request extension. It marks a request from a page of another origin that the options name.
+/// A request extension that marks a request from a page of another origin, if the options name that origin.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NamedPage;
 
@@ -257,7 +257,7 @@ fn check_codings(headers: &HeaderMap) -> Result<(), Failure> {
     Err(Failure::new(StatusCode::NOT_IMPLEMENTED, "not_implemented", reason))
 }
 
-/// Returns whether `host` stands for this machine, or is one of `names`.
+/// Returns whether `host` means this machine, or is one of `names`.
 fn is_local(host: &str, names: &[String]) -> bool {
     let asked = parse_ip(host);
     asked.is_some_and(|asked| asked.is_loopback())
@@ -379,7 +379,7 @@ impl Acceptor {
                 () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => break,
                 Some(ended) = tasks.join_next() => report(&ended),
                 accepted = listener.accept() => match accepted {
-                    // The answer fits into the empty buffer of the socket. If it does not, the client sees a closed connection.
+                    // The answer usually fits into the socket's buffer, which is empty. Otherwise the client sees only a closed connection.
                     Ok((socket, _)) if tasks.len() >= self.options.connections_max => drop(socket.try_write(FULL)),
                     Ok((socket, _)) => self.serve(socket, graceful.watcher(), &mut tasks),
                     Err(error) => {
@@ -395,7 +395,7 @@ impl Acceptor {
         tokio::select! {
             () = graceful.shutdown() => {}
             () = self.env.sleep(self.options.drain_timeout) => {
-                tracing::warn!(connections = tasks.len(), "cutting off answers that do not end");
+                tracing::warn!(connections = tasks.len(), "cutting off answers that have not ended");
             }
         }
         tasks.shutdown().await;

@@ -114,7 +114,7 @@ struct Stream<S> {
     sent_at: Duration,
     inner: Arc<Inner>,
     caller: Caller,
-    /// The feed's shares of what its caller may have open.
+    /// The feed's shares of its caller's limits.
     _places: Vec<FeedPermit>,
 }
 
@@ -184,8 +184,8 @@ pub(super) fn respond(form: WireFormat, body: Body) -> Response {
     response
 }
 
-/// Returns the entity tag of the answer to the query `text`. The tag depends on the last row of the feed, whose position every change
-/// moves, and on the horizon. The tag is weak because one position can have several texts.
+/// Returns the entity tag of the answer to the query `text`. The tag depends on the horizon, and on the position of the feed's last row,
+/// which changes with every change. The tag is weak because one position can have several texts.
 pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<HeaderValue, Failure> {
     let raw = feed.raw();
     let state = async |tx| {

@@ -237,7 +237,7 @@ impl Updates {
         match arrived {
             None => return Ok(Progress::UpToDate),
             Some(Some(Item::Delivery(batch))) => self.turn_to(&batch, out, limit),
-            // A new subscription would deliver everything from the beginning, and the client has to know that.
+            // A new subscription would deliver everything from the beginning, and the client must know that.
             Some(Some(Item::Expired { horizon })) => return Err(Error::Expired { horizon }),
             // The position belongs to another history, so waiting does not help.
             Some(Some(Item::Failed(error @ Error::Invalid { .. }))) => return Err(error),

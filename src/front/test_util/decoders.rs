@@ -1,7 +1,7 @@
 //! [`Decoder`]: all decoders of bytes that come from outside: from the store, a client or a file.
 //!
-//! No decoder may panic, whatever its input is. An accepted value must be the same after it is written and read again. `fuzz/` feeds them
-//! the inputs of a fuzzer, and `tests/decoders.rs` the rows of a store, some of them altered. Both also open folders with such files.
+//! No decoder may panic, whatever its input. An accepted value must stay the same when written and read again. `fuzz/` runs the decoders on
+//! a fuzzer's inputs, and `tests/decoders.rs` on rows of a store, some altered. Both also open folders with such bytes as a file.
 
 use std::fmt::Debug;
 
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Decoder {
-    /// The decoders of keys, and of rows that need their key: the first byte of the input is the length of the key.
+    /// The decoders of keys, and of rows that need their key to be decoded. The first byte of the input is the length of the key.
     Keys,
     /// The decoders of values.
     Values,
@@ -97,7 +97,7 @@ fn keys(input: &[u8]) {
     }
 }
 
-/// Decodes `bytes`. An accepted value has to be the same after it is written and read again.
+/// Decodes `bytes`. An accepted value must stay the same when it is written and read again.
 fn round<T: PartialEq + Debug>(
     bytes: &[u8],
     read: impl Fn(&[u8]) -> Result<T>,

@@ -1,5 +1,5 @@
-//! Access to the inside of a bus for tests: the decoders of all bytes from outside; functions to [`inspect`] the rows that a bus commits;
-//! and the division of work among nodes, for a [`pool`] of a test's own.
+//! Access to the internals of a bus for tests: the decoders of all bytes from outside; functions to [`inspect`] the rows that a bus
+//! commits; and the division of work among nodes, for a [`pool`] of a test's own.
 
 mod decoders;
 pub mod inspect;

@@ -16,7 +16,7 @@ use crate::{
 /// The format of stored rows.
 const FORMAT: u16 = 1;
 
-/// The format of a row whose revision is a first one, although the document had a row before: that revision was purged.
+/// The format of a row with a first revision whose document already had a row: the revision in that row was purged.
 const FORMAT_PURGED: u16 = 2;
 
 /// The id of a document: UTF-8, 1 to 8,192 bytes, where a zero byte counts as two. Clones are cheap.
@@ -141,7 +141,7 @@ impl DocSummary {
         foundationdb_tuple::pack(&(format, id.as_str(), revision.position, hash, *branches, !is_deleted))
     }
 
-    /// Whether the revision is the only one that the document has ever had, unless others were purged.
+    /// Whether the revision is the only one that the document has ever had, apart from purged ones.
     fn is_first_edit(&self) -> bool {
         self.revision.position == 1 && self.branches == 1
     }
@@ -159,7 +159,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Decodes a row as [`FeedRow::from_stored`] does, and whether the document had a row before.
+    /// Decodes a row as [`FeedRow::from_stored`] does, and returns whether the document had a row before.
     pub(crate) fn decode(sequence: Sequence, bytes: &[u8]) -> Result<(Self, bool)> {
         let corrupt = |reason: String| Error::corrupt("change", reason);
         let (format, id, position, hash, branches, lives): (

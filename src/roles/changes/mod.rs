@@ -43,7 +43,7 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
-/// How many topologies are cached. With more databases than that, some are read again.
+/// The maximum number of cached topologies. With more databases than that, some topologies are read again.
 const TOPOLOGIES_MAX: usize = 10_000;
 
 /// Options for creating the changes feed of a database.
@@ -101,7 +101,7 @@ pub struct Changes {
     context: Arc<Context>,
     /// Records the events of the databases.
     producer: Producer,
-    /// The cached topologies. Each transaction checks that the one it uses is current.
+    /// The cached topologies. Each transaction checks that the topology it uses is current.
     topologies: Arc<DashMap<DbInstance, Arc<Topology>>>,
 }
 

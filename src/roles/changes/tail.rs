@@ -20,9 +20,9 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Reads the changes of a database as they appear. The database's notifications wake it: an edit and its event are in one transaction, so a
 /// notification follows every edit, as long as a notifier runs on some node. Once its dispatcher has ended, the tail polls every 10 s.
 ///
-/// Some changes have no notification: the removal of all changes without a `deleted` event of their database, and edits of a database that
-/// the bus considers replaced. The poll of the process finds these within a minute, or later if more than 1,000 feeds of documents have
-/// readers in the process.
+/// Some changes have no notification: the removal of all changes without a `deleted` event for their database, and edits of a database that
+/// the bus considers replaced. The process's poll finds these changes within a minute, or later if the process has readers on more than
+/// 1,000 feeds of documents.
 #[derive(Debug)]
 pub struct ChangesTail {
     feed: Feed<Change>,

@@ -53,7 +53,7 @@ pub struct ChangesWriter<'a> {
     db: &'a Db,
     feed: FeedId,
     topology: Arc<Topology>,
-    /// How many times the transaction had been reset, and the feed had been removed in it, when the topology was read.
+    /// How many times the transaction had been reset, and how many times it had removed the feed, when the topology was read.
     read_at: (u64, u64),
 }
 
@@ -97,7 +97,7 @@ impl<'a> ChangesWriter<'a> {
         let (of, place) = ((id.as_bytes(), previous), RowPlace { order, is_first });
         append(self.tx, feed, &self.topology, of, place, &doc.to_bytes(previous.is_some()))?;
         if doc.id.is_design() {
-            // An id that is too long for an event is left out, but the event itself is needed.
+            // If the id is too long for an event, the event is recorded without it.
             producer.ddoc_updated(self.tx, self.db, DdocId::new(id).ok().as_ref());
         } else {
             producer.updated(self.tx, self.db);

@@ -142,7 +142,7 @@ impl ConsumerHandle {
         settings.check_filter()?;
         let (feed, expiry_ms) = (settings.feed(), settings.expiry_ms()?);
         let (filter, filter_text) = (settings.filter.hash(), settings.filter.to_string());
-        // Each attempt draws its own identity: an earlier attempt may have created a consumer that has been deleted since.
+        // Each attempt draws its own identity, because an earlier attempt may have created a consumer that has been deleted since.
         let drawn = &Mutex::new(Vec::new());
         let create = async |tx: Transaction| {
             if let Some(row) = self.row(&tx, Isolation::Serializable).await? {
@@ -224,7 +224,7 @@ impl ConsumerHandle {
     }
 
     /// Changes the consumer that has the name when the call begins. After an unknown result the change is tried again, unless the consumer
-    /// has been deleted by then, or has been reset and is to be reset, either by the first attempt or by somebody else.
+    /// has been deleted by then or, if the change is a reset, has been reset by then, whether by the first attempt or by another caller.
     async fn change(&self, force: bool, change: &Change) -> Result<()> {
         let attempted = &Mutex::new(None);
         let run = async |tx: Transaction| {
@@ -367,9 +367,9 @@ impl ConsumerHandle {
         })
     }
 
-    /// Makes the consumer work again on the ids that match the glob `ids`: on all such ids of the feed, or only on deferred ones. They are
-    /// due at once, with their newest rows. Everything since the start of the consumer counts as new; for a deferred id, everything since
-    /// its last finished work. Returns the number of these ids. Runs in progress are not disturbed, and are followed by another run.
+    /// Makes the consumer work again on the ids that match the glob `ids`: on all such ids of the feed, or only on deferred ones. These ids
+    /// are due at once, with their newest rows. Everything since the start of the consumer counts as new; for a deferred id, everything
+    /// since its last finished work. Returns the number of ids. Runs in progress are not disturbed, and are followed by another run.
     ///
     /// Fails with [`Error::NoConsumer`], and with [`Error::Invalid`] if the glob is malformed.
     pub async fn again(&self, ids: &str, only_deferred: bool) -> Result<u64> {
@@ -440,7 +440,7 @@ impl ConsumerHandle {
         Ok(count)
     }
 
-    /// Returns the key of `id`: in the shard in which the id is worked on, or in a drained shard from which the key was not moved yet.
+    /// Returns the key of `id` in the shard in which the id is worked on, or in a drained shard from which the key has not been moved yet.
     async fn key_of(&self, tx: &Transaction, row: &ConsumerRow, id: &[u8]) -> Result<Vec<u8>> {
         let (keys, feed) = (&self.context.keys, RawFeed::new(&self.context, &row.feed));
         let topology = feed.topology(tx).await?;

@@ -25,7 +25,7 @@ use crate::{
 /// How many keys one transaction reads.
 const PAGE_KEYS: usize = 500;
 
-/// The maximum size of a part, and the size of a key without its id, in bytes: at most 500 keys, and 3 MB in a transaction.
+/// The maximum size of a part, and the size of a key without its id, in bytes. So a part has at most 500 keys, and its transaction 3 MB.
 const PART_SIZE: usize = 500_000;
 const BESIDE_ID: usize = 1_000;
 
@@ -82,7 +82,7 @@ impl<R: ConsumedRow> Job<R> {
         left_instance(self.row.as_deref()).or(gone)
     }
 
-    /// Returns the key of the id while its work is not finished. It keeps `done` and the request to work again from `stored`.
+    /// Returns the value of the id's key while the work is unfinished. It keeps `done` and the request to work again from `stored`.
     fn key(&self, stored: Option<DeferredRow>) -> DeferredRow {
         let (ended, instance) = match left_instance(self.row.as_deref()) {
             _ if self.end.is_some() => {
@@ -119,7 +119,7 @@ pub(super) enum KeyChange<'a, R> {
     Failed { job: &'a Job<R>, attempts: u32, error: &'a str, defer: Option<Duration> },
     /// The run continues, but must not hold the checkpoint back, so a key covers its id.
     Covered { job: &'a Job<R>, attempts: u32 },
-    /// A row makes the id due at once: its database has ended (the one given here, if the key names none), or the key was not due.
+    /// A row makes the id due at once, because the id's database has ended (the one given here, if the key names none), or no work was due.
     Due(Option<(Sequence, DbInstance)>),
     /// The newest row cannot be read.
     Unreadable(&'a str),
@@ -304,7 +304,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             },
         };
         let attempts = key.attempts;
-        // Each end is handled in a run of its own: the next database of the name may have ended as well, after work on it had begun.
+        // Each end is handled in a run of its own, because the next database of the name may have ended, too, after work on it began.
         if let Some(end) = key.ended.or(key.instance.filter(|_| row.is_none())) {
             let again = key.again.filter(|_| row.is_none());
             let job =
@@ -354,7 +354,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(changed)
     }
 
-    /// Returns the result of `change`, and the new value of the key; `None` removes the key. The caller makes an unchanged key a conflict.
+    /// Returns the result of `change`, and the key's new value; `None` removes it. The caller adds a conflict if the key is unchanged.
     async fn changed_in(
         &self,
         tx: &Transaction,
@@ -370,7 +370,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 let checkpoint = held.checkpoint(tx, Isolation::Serializable).await?;
                 let position = checkpoint.map(|checkpoint| checkpoint.position());
                 let is_look = matches!(change, KeyChange::Passed { .. });
-                // Without a run, a row from before this commit may be wanted, and must conflict. After a run, it is past the checkpoint.
+                // Without a run, a row that commits first may be wanted, and must conflict. After a run, such a row is past the checkpoint.
                 let isolation = if is_look { Isolation::Serializable } else { Isolation::Snapshot };
                 let newest = self.newest_sequence(tx, id, isolation).await?;
                 let worked = stored.instance;
@@ -404,7 +404,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 stored => Some(DeferredRow { attempts, ..job.key(stored) }),
             },
             KeyChange::Due(ended) => stored.map(|row| {
-                // Saved in the key, because the tombstone may be dropped before the id gets its turn.
+                // The end is saved in the key, because the tombstone may be dropped before the id gets its turn.
                 let ended = ended.filter(|(at, _)| *at > row.done.position()).map(|(_, ended)| ended);
                 let instance = row.instance.or(ended);
                 DeferredRow { due: Due::NOW, attempts: 0, instance, ..row }

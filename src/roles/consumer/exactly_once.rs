@@ -296,7 +296,7 @@ impl Run {
             Scope::Rows { after, last, to } => self.commit_rows(tx, (*after, *last), *to).await?,
             Scope::Id(id) => self.commit_id(tx, id).await?,
         };
-        // Set before the check below. When a run ends, it sets `is_over` first and reads this flag afterwards, so one side sees the other.
+        // Set before the check below. A run that ends sets `is_over` first, and then reads this flag, so one side sees the other.
         self.has_committed.store(true, Ordering::SeqCst);
         self.check_going_on()?;
         self.progress();
@@ -424,7 +424,7 @@ mod tests {
         }
     }
 
-    /// Regression: work on a row that was read before the newest row was finished set the key back, so that the newest row was worked on
+    /// Regression: when work on an older row finished after work on the newest row, it set the key back, so the newest row was worked on
     /// again.
     #[test]
     fn an_older_row_takes_nothing_back() {

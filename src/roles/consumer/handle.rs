@@ -80,8 +80,8 @@ impl Consumer {
         self.member.ended().await
     }
 
-    /// Waits until the consumer, on all nodes, has finished or deferred everything that is in its feed now. After a reshard of an idle feed of
-    /// documents by another process, this takes up to a minute.
+    /// Waits until the consumer, on all nodes, has finished or deferred everything that is in its feed now. If another process has
+    /// resharded an idle feed of documents, this takes up to a minute.
     pub async fn caught_up(&self) -> Result<()> {
         self.member.caught_up().await
     }
@@ -101,11 +101,11 @@ impl Consumer {
         writer.shutdown().await;
         drop(dropped);
         member.closing.finish().await;
-        // No other member may be left to write the low watermark, which shows the janitor the checkpoints that were just saved.
+        // This may be the last member, and the janitor learns only from the low watermark which checkpoints were just saved.
         if is_first && ended.is_ok() {
             let (env, what) = (member.env(), "writing the low watermark of a consumer");
             if let Err(error) = in_time(env, what, member.write_low_watermark(&hints, false)).await {
-                tracing::warn!(%error, "the low watermark of a consumer could not be written, and stays as it was");
+                tracing::warn!(%error, "could not write the low watermark of a consumer; it stays as it was");
             }
         }
         // The caller may close the store right after this.

@@ -40,7 +40,7 @@ pub(super) struct Entry<T> {
     pub began: Option<Duration>,
     /// The position of the first unfinished row; `None` if a key covers the id.
     first: Option<Sequence>,
-    /// The position of the first row that came during the run, and the work on the newest such row.
+    /// The position of the first row that arrived during the run, and the work on the newest such row.
     next: Option<(Sequence, T)>,
     /// The tenant of the id, as determined when the id became ready.
     tenant: Bytes,
@@ -131,7 +131,7 @@ impl<T> InHand<T> {
     }
 
     /// Whether a deferred id can be taken together with those in `taken`. Each tenant may have one more id in hand than may run, so that a
-    /// deferred id waits in the queue even if the tenant is always busy.
+    /// deferred id can wait in the queue even if the tenant is always busy.
     pub fn has_turn<'a>(&self, id: &[u8], taken: impl Iterator<Item = &'a Bytes>) -> bool {
         let Some(divide) = &self.divide else { return true };
         let tenant = self.tenant_of(id);
@@ -150,7 +150,7 @@ impl<T> InHand<T> {
     }
 
     /// Takes the row of `id` at `at`, which no key covers, to be worked on at `due`. If the id is in hand, `merge` combines the waiting
-    /// work with the new work, and a pause continues. Returns whether the id is running; its new row then waits for the end of the run.
+    /// work with the new work, and its pause continues. Returns whether the id is running; if so, the row waits for the end of the run.
     pub fn offer(
         &mut self,
         id: &Bytes,
@@ -284,7 +284,7 @@ impl<T> InHand<T> {
         }
     }
 
-    /// Accounts for finished work on `id`. Returns whether a newer row of the id waits, which will be worked on at `due`.
+    /// Accounts for finished work on `id`. Returns whether a newer row of the id waits; that row will be worked on at `due`.
     pub fn done(&mut self, id: &Bytes, due: Option<Duration>) -> bool {
         self.end_run(id);
         let Some(entry) = self.entries.get_mut(id) else { return false };

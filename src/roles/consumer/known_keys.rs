@@ -26,7 +26,7 @@ pub(super) struct KnownKeys {
     pub place: Option<Bytes>,
     /// When the current or last pass began.
     pub began: Duration,
-    /// When the earliest of the keys that the pass has seen so far is due.
+    /// The earliest due time among the keys that the pass has read so far.
     pub soonest: Option<Duration>,
     /// When the next pass begins; `None` if there are no keys.
     pub next_pass: Option<Duration>,
@@ -91,7 +91,7 @@ impl KnownKeys {
     }
 }
 
-/// Returns the hash of `id` in this process. Users choose the ids, so the hash is seeded: nobody can craft an id with the hash of another.
+/// Returns the hash of `id` in this process. The hash is seeded, so users, who choose the ids, cannot craft collisions.
 pub(super) fn hash_of(id: &[u8]) -> u64 {
     static SEEDED: LazyLock<RandomState> = LazyLock::new(RandomState::default);
     SEEDED.hash_one(id)

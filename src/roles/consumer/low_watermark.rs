@@ -60,7 +60,7 @@ const WRITER: &str = "low watermark of a consumer";
 struct Passed {
     /// The position up to which there are no other rows.
     to: Sequence,
-    /// Whether no wanted row was found, and the shard did not end: after its end, rows of its ids may be in other shards.
+    /// Whether no wanted row was found and the shard did not end. After the end of a shard, rows of its ids may be in other shards.
     is_all: bool,
 }
 
@@ -68,7 +68,7 @@ struct Passed {
 enum Attempt {
     /// The low watermark is written, or need not be. `None` if the consumer does not exist.
     Done(Option<Sequence>),
-    /// Other nodes work on these shards, and rows may have come after the checkpoints.
+    /// Other nodes work on these shards, and rows may have arrived after the checkpoints.
     Unknown(Identity, Vec<(ShardId, Cursor, Sequence)>),
 }
 
@@ -116,8 +116,8 @@ impl Member {
         }
     }
 
-    /// Writes the low watermark unless the stored one is current, and returns it; `None` if the consumer does not exist, or needs none. The
-    /// tasks of this node know what they have passed in their shards. If `reads` is set, rows that may have come in other shards are read.
+    /// Writes the low watermark unless the stored one is current, and returns it; `None` if the consumer does not exist, or needs none.
+    /// This node's tasks know how far their shards need no work. If `reads` is set, rows that may have arrived in other shards are read.
     pub async fn write_low_watermark(&self, hints: &Listener, reads: bool) -> Result<Option<Sequence>> {
         if self.feed.instance().is_some() {
             return Ok(None);
@@ -196,7 +196,7 @@ impl Member {
         barrier: Option<Sequence>,
     ) -> Result<Passed> {
         let mut passed = Passed { to: stored.position().max(low), is_all: true };
-        // Rows after that many pages are left to a later write of the low watermark, but with a barrier all rows must be read.
+        // With a barrier all rows must be read; otherwise rows beyond this many pages are left to a later write of the low watermark.
         for _ in 0..barrier.map_or(PAGES_MAX, |_| usize::MAX) {
             let read = async |tx: Transaction| {
                 tx.set_option(TransactionOption::Priority(Priority::Batch));

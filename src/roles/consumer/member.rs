@@ -66,7 +66,7 @@ pub(super) struct Changes {
 /// The identity and the generation of a consumer, which stay the same until its position is set again.
 pub(super) type Identity = ([u8; 16], u64);
 
-/// For each shard, up to where no wanted row follows its checkpoint. Until the identity changes, this holds whichever node works on it.
+/// For each shard, up to where no wanted row follows its checkpoint. Valid until the identity changes, whichever node works on the shard.
 pub(super) type Passages = (Identity, BTreeMap<ShardId, Sequence>);
 
 /// The shards of a consumer, as far as a node knows them.
@@ -165,12 +165,12 @@ impl Member {
         self.known.lock().successors.contains(&shard)
     }
 
-    /// Says that `error` keeps the member from working. The first reason stays.
+    /// Ends the member because of `error`. If the member has already ended, the first reason is kept.
     pub fn end(&self, error: Error) {
         self.ended.send_if_modified(|ended| {
             let is_first = ended.is_none();
             if is_first {
-                tracing::warn!(%error, consumer = %self.name(), "a member of a consumer has nothing to work on any more");
+                tracing::warn!(%error, consumer = %self.name(), "a member of a consumer has nothing left to work on");
                 *ended = Some(error);
             }
             is_first
@@ -251,7 +251,7 @@ impl<R> Deref for Working<R> {
     }
 }
 
-/// Lists a shard among those that are being worked on, until the value is dropped.
+/// Lists a shard as being worked on until this value is dropped.
 pub(super) struct Present {
     member: Arc<Member>,
     shard: ShardId,
@@ -293,7 +293,7 @@ impl Drop for DroppedFlag {
     }
 }
 
-/// The handler of a shard. It is closed exactly once: on request, or when its session is dropped.
+/// The handler of a shard. The handler is closed exactly once: on request, or when its session is dropped.
 pub(super) struct OpenHandler<R: ConsumedRow> {
     /// `None` once the handler is closed.
     handler: Option<Arc<dyn AnyHandler<R>>>,

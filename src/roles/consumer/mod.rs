@@ -4,9 +4,9 @@
 //! to which everything is finished, and a **key** for each exception: an id whose work failed, stalled or takes long, was committed out of
 //! order, or was requested again. No row is ever copied.
 //!
-//! Work on an id that commits nothing by itself is known to be finished only in memory until the checkpoint has passed it, so it is repeated
-//! after a crash. A transaction that a batch commits saves the checkpoint itself. A shard begins at its checkpoint or at the consumer's low
-//! watermark, whichever is later.
+//! If work on an id commits nothing itself, its end is recorded only in memory until the checkpoint has passed the id's row, so the work is
+//! repeated after a crash. A transaction that a batch commits saves the checkpoint itself. A shard begins at its checkpoint or at the
+//! consumer's low watermark, whichever is later.
 //!
 //! ```text
 //!  shard 1   ─ a ── b ── c ── d ── e ─────►         no key:  done if the newest row is at or before C
@@ -229,7 +229,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         if context.keys.prefix() != node.keys().prefix() {
             return Err(Error::invalid("consumer", "it belongs to a different bus than the node"));
         }
-        // If a member still runs here, even of a deleted consumer, nothing is created: `Worker::start` below refuses, or awaits its end.
+        // Nothing is created while a member still runs here, even one of a deleted consumer: `Worker::start` refuses, or awaits its end.
         handle.create_unless(&settings, Some(node.id())).await?;
         let hints = Arc::new(Listener::of_consumer(&context, &settings.feed(), Duration::MAX));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());

@@ -1,8 +1,8 @@
 //! [`Ordered`]: the rows of a shard that wait for their batch. It uses neither the store nor a clock.
 //!
-//! One batch runs at a time. If it fails, the waiting rows are forgotten and read again, so that each attempt has the newest rows. Perhaps
-//! only one of its rows fails, so the ids of the batch are then tried one by one, until each is finished. Failures are counted by id, so
-//! that an id that always fails is deferred even if it keeps changing.
+//! One batch runs at a time. If it fails, the waiting rows are forgotten and read again, so that each attempt has the newest rows. The
+//! cause may be a single row, so the ids of the batch are then tried one by one until each is finished. Failures are counted by id, so that
+//! an id that always fails is deferred even if it keeps changing.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,7 +12,7 @@ use std::{
 use super::{ConsumerOptions, FailurePolicy, known_keys::hash_of};
 use crate::{base::encoding::Sequence, state::feed::FeedRow};
 
-/// The maximum number of ids that are tried one by one. If there are more, none of them is suspected any longer.
+/// The maximum number of ids that are tried one by one. If there are more, no id is suspected any longer.
 const SUSPECTS_MAX: usize = 100_000;
 
 pub(super) struct Ordered<R> {

@@ -8,7 +8,7 @@
 //!                                                  gives the successors their checkpoints, and takes the leases of the entry away
 //! ```
 //!
-//! The mark is a checkpoint at the first sequence of the successors. No row of the shard is there, so no other checkpoint can be. Once a
+//! The mark is a checkpoint at the first sequence of the successors. No row of the shard, and so no other checkpoint, is there. Once a
 //! shard is marked, requests to work on an id again go to the successors, or to the id's key in the shard if it has not been moved yet.
 
 use super::{

@@ -71,7 +71,7 @@ impl<R: ConsumedRow> Hand<R> {
         }
     }
 
-    /// Whether `row` shows the end of the database that the work in hand on `id` is about.
+    /// Whether `row` shows that the database of the work in hand on `id` has ended.
     fn ends_work(&self, id: &[u8], row: &R) -> bool {
         let job = self.ids.get(id).map(|entry| &entry.work);
         let worked = job.and_then(Job::begun_instance);
@@ -240,19 +240,19 @@ impl<R: ConsumedRow> ShardTask<R> {
             Some((number, joined)) = tasks.join_next(), if !runs.is_empty() => Event::Ended(number, joined),
             () = check => Event::Check,
             () = std::future::ready(()), if reads_on => Event::Again,
-            // Polled before `again`, which deferred ids may always keep ready. These get their turn in each pass of the loop anyway.
+            // Polled before `again`, because deferred ids may always keep that ready. They get their turn in each pass of the loop anyway.
             () = self.rows_may_have_come(), if waits_for_rows => Event::Rows,
             () = again => Event::Again,
         }
     }
 
-    /// How many more deferred ids may be taken: up to half of the concurrency may be in hand, or one if the handler works on batches.
+    /// Returns how many more deferred ids may be taken: up to half of the concurrency may be in hand, or one for batches.
     fn room_for_due(&self, hand: &Hand<R>) -> usize {
         let most = if self.member.is_ordered { 1 } else { (self.member.options.max_concurrency / 2).max(1) };
         most.saturating_sub(hand.ids.due())
     }
 
-    /// Adds deferred ids that are due to those in hand.
+    /// Takes in hand the deferred ids that are due.
     async fn take_due_ids(&mut self, hand: &mut Hand<R>) -> Go<()> {
         let room = self.room_for_due(hand);
         if room == 0 || self.deferred.next_turn().is_none_or(|at| at > self.now()) {
@@ -315,7 +315,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Skips a row, because the key of its id covers it.
+    /// Skips a row that the key of its id covers.
     async fn pass_by(&mut self, hand: &mut Hand<R>, row: &R, key: &DeferredRow) -> Go<()> {
         let id = &Bytes::copy_from_slice(row.id());
         let has_ended = row.is_tombstone() || key.instance.is_some() && key.instance != row.instance();
@@ -350,7 +350,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             let covered = KeyChange::Covered { job, attempts: 0 };
             persist!(self, "deferring an id", self.change_key(id, &covered).await);
         }
-        // Removed only now that a key covers the id: until then the id had to hold the checkpoint back.
+        // The id is removed only now that a key covers it: until then it had to hold the checkpoint back.
         hand.ids.remove(id);
         self.is_dirty = true;
         Ok(())

@@ -323,7 +323,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         if !begins {
             return Ok(Change::None);
         }
-        // The runs continue: ending them here would mean ending them in the store as well.
+        // The runs continue, because ending them here would mean ending them in the store as well.
         self.read_version = version;
         self.begin_at(stored, low);
         Ok(Change::Begins)
@@ -362,12 +362,12 @@ impl<R: ConsumedRow> ShardTask<R> {
         (self.caught_up, self.is_dirty, self.saved_at) = (None, false, self.now());
     }
 
-    /// Whether there is nothing to read, because no row came after the stored checkpoint. Marks all hints so far as seen.
+    /// Whether there is nothing to read, because no row has arrived after the stored checkpoint. Marks all hints so far as seen.
     pub fn is_at_end(&mut self) -> bool {
         self.forget_hints();
         let position = self.stored.position();
         let has_caught_up = matches!(self.stored.knowledge(), Knowledge::UpTo(known) if known >= position);
-        // If the store is older than its own rows, only a read finds that out.
+        // Only a read finds out whether the store is older than its own rows.
         let last = Sequence::last_at(self.held.context.config.incarnation, self.loaded.version);
         let heads = self.hints.heads();
         has_caught_up && self.read <= last && !heads.may_have_rows(self.held.shard, self.read)
@@ -455,7 +455,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok((rows, to, more, is_end))
     }
 
-    /// Accounts for a page whose rows were all taken. If the shard ends with the page (`is_end`), the task has not caught up: the
+    /// Accounts for a page whose rows were all taken. If the shard ends with the page (`is_end`), the task has not caught up, because the
     /// successors may have newer rows of the same ids, which show events from before the end.
     pub fn has_read(&mut self, to: Sequence, (more, is_end): (bool, bool)) {
         self.read = to;
@@ -490,7 +490,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         if let Some((first, last)) = self.caught_up
             && watermark >= first
         {
-            // A checkpoint from before reading reached an end treats rows as wanted that no longer are, so it must be replaced.
+            // A checkpoint that was saved before reading reached an end also wants rows that are no longer wanted, so it must be replaced.
             self.is_dirty |= match self.stored.knowledge() {
                 Knowledge::Nothing => true,
                 Knowledge::UpTo(known) => known < self.stored.position(),
@@ -506,7 +506,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
     }
 
-    /// When the checkpoint must be saved; `None` if there is nothing to save.
+    /// Returns when the checkpoint must be saved; `None` if there is nothing to save.
     pub fn save_at(&self) -> Option<Duration> {
         let is_behind = self.is_dirty && self.stored.position() < self.knowledge.position();
         is_behind.then(|| self.saved_at.saturating_add(self.member.options.checkpoint_interval))

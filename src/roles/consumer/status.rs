@@ -1,4 +1,4 @@
-//! The stored state of consumers. Trouble shows as an id with a key, or as a shard that waits.
+//! The stored state of consumers. A problem shows up as an id with a key, or as a shard that waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -305,9 +305,9 @@ async fn deferred_in(
     Ok(counts)
 }
 
-/// Returns how far behind each of `consumers` is, by shard. It reads the newest rows of each shard, back to the lowest position, but at
-/// most a share of [`TAIL_ROWS`]. The cost does not grow with the number of consumers, except for a read per position that is further back.
-/// A consumer at such a position is behind by at least these rows. Consumers whose feed is gone, or beyond [`FEEDS_MAX`], are left out.
+/// Returns how far behind each of `consumers` is, by shard. Reads the newest rows of each shard, back to the lowest position, but at most a
+/// share of [`TAIL_ROWS`]. The cost does not grow with the number of consumers, except for a read per position that is further back. A
+/// consumer at such a position is behind by at least these rows. Consumers whose feed is gone, or beyond [`FEEDS_MAX`], are left out.
 pub(crate) async fn lags(
     context: &Context,
     tx: &Transaction,

@@ -73,7 +73,7 @@ impl ConsumerHandle {
         read(tx, &key, isolation, Cursor::from_bytes).await
     }
 
-    /// Reads a snapshot of all checkpoints, by shard: they move all the time, and go back only if the consumer's row changes.
+    /// Reads a snapshot of all checkpoints, by shard, because they move all the time, and go back only if the consumer's row changes.
     pub(super) async fn checkpoints(&self, tx: &Transaction) -> Result<Vec<(ShardId, Cursor)>> {
         let keys = &self.context.keys;
         let rows = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
@@ -92,7 +92,7 @@ impl ConsumerHandle {
         changed(tx, &self.context.keys, &self.name.pool());
     }
 
-    /// Reads the low watermark: no shard needs to begin before it.
+    /// Reads the low watermark, before which no shard needs to begin.
     pub(super) async fn low_watermark(&self, tx: &Transaction, isolation: Isolation) -> Result<Sequence> {
         let key = self.context.keys.low_watermark(&self.name);
         Ok(read(tx, &key, isolation, watermark).await?.unwrap_or(Sequence::MIN))

@@ -72,7 +72,7 @@ struct Progress {
 }
 
 impl CallbackHandle {
-    /// The id of the subscriber: [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe) ends it, after the current call.
+    /// The id of the subscriber. [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe) ends the callback after the current call.
     pub fn id(&self) -> SubscriberId {
         self.state.id
     }

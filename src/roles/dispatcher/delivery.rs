@@ -198,7 +198,7 @@ impl Content {
 /// # }
 /// ```
 ///
-/// Clones are cheap and share the rows. As long as a batch lives, its rows stay in memory: at most
+/// Clones are cheap and share the rows. A batch keeps its rows in memory: at most
 /// [`DispatcherOptions::catch_up_rows_max`](super::DispatcherOptions::catch_up_rows_max) of them, or those of a round.
 #[derive(Clone)]
 pub struct DeliveryBatch {
@@ -277,7 +277,7 @@ impl DeliveryBatch {
         Self::new(all)
     }
 
-    /// Returns the underlying batch, if this is all of it, just as other subscribers receive it.
+    /// Returns the underlying batch if this is the whole of it, exactly as other subscribers receive it.
     #[cfg(feature = "http")]
     pub(crate) fn whole(&self) -> Option<&Arc<Batch>> {
         let Content { rows: Matched { batch, chosen, .. }, since, .. } = &*self.all;

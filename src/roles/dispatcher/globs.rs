@@ -1,7 +1,7 @@
 //! [`Globs`]: the globs of all patterns, compiled into sets.
 //!
-//! Subscribers with other globs come and go while the tail matches rows, so a new glob must not have all others compiled again. It joins a
-//! small set; once that is full, its globs move to a large one.
+//! Subscribers come and go with their globs while the tail matches rows, so a new glob must not cause all others to be compiled again. It
+//! joins a small set; once that is full, its globs move to a large one.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ struct Compiled<P> {
     set: Option<GlobSet>,
     /// The pattern and the text of each glob in the set; `None` once the pattern is gone.
     globs: Vec<Option<(Arc<P>, Arc<str>)>>,
-    /// How many of them are gone.
+    /// How many globs of the set are gone.
     gone: usize,
 }
 
@@ -94,7 +94,7 @@ impl<P> Compiled<P> {
             let taken = glob.take_if(|(of, _)| Arc::ptr_eq(of, pattern));
             self.gone += usize::from(taken.is_some());
         }
-        // Until it is compiled again, the set still looks for the globs that are gone.
+        // Until the set is compiled again, it still looks for the globs that are gone.
         if self.gone * 2 > self.globs.len() {
             self.globs.retain(Option::is_some);
             (self.set, self.gone) = (None, 0);
@@ -123,7 +123,7 @@ impl<P> Compiled<P> {
 mod tests {
     use super::*;
 
-    /// Bug: each new glob had all others compiled again, so one client that came and went delayed the tail.
+    /// Bug: each new glob caused all others to be compiled again, so one client that came and went delayed the tail.
     #[test]
     fn a_new_glob_has_few_others_compiled_again() {
         let patterns: Vec<_> = (0..3_032).map(Arc::new).collect();

@@ -4,8 +4,8 @@
 //! subscribers ([`patterns`]) has a [`log`] of the rows that it matches, found by the names of the rows. A subscriber is a cursor
 //! ([`reader`]) on the log of its pattern; one pattern matches everything, for subscribers that want everything or have a predicate. So a
 //! subscriber without matching rows costs nothing, and is never behind. A subscriber whose rows are not in the ring reads the feed from its
-//! cursor. That is bounded and complete, and slows down no other subscriber. A subscriber for which more than a page waits takes a round
-//! ([`newest`]), which has each database once. The news of a delivery is derived from a row and the subscriber's *own* cursor.
+//! cursor. Such reads are bounded and complete, and slow down no other subscriber. A subscriber for which more than a page waits takes a
+//! round ([`newest`]), which has each database once. The news of a delivery is derived from a row and the subscriber's *own* cursor.
 //!
 //! # Memory
 //!

@@ -2,8 +2,8 @@
 //! each database once.
 //!
 //! Rounds are taken by subscribers with a pace, and by those for which more than a page waits in the ring. Subscribers with equal patterns
-//! share one index, which exists only while one of them is slow, so a subscriber that keeps up has no cost and no wait here. An entry of
-//! the log is read once, however many subscribers are slow. While no waiting row has a newer one, a slow subscriber continues batch by
+//! share one index, which exists only while one of them is slow, so a subscriber that keeps up has no cost here, and never waits. An entry
+//! of the log is read once, however many subscribers are slow. While no waiting row has a newer one, a slow subscriber continues batch by
 //! batch, by reference.
 //!
 //! A round is a reading, like a reading of the feed: its rows come in pages, in order. A row that gets a newer one before its page is taken

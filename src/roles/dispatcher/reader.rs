@@ -19,8 +19,8 @@
 //! 1. The cursor covers the returned rows, and no other wanted row. It moves only in [`Reader::deliver`] (a batch is returned, or has no
 //!    wanted row), in [`Reader::poll_documents`] (the batch is returned with its design documents), with `CaughtUp` (all earlier pages were
 //!    returned), in [`Reader::skip`] (`Lagged` reports the rows in between), and in [`Reader::rest_at`], which moves it to a position that
-//!    no undelivered wanted row precedes. That is the end of the ring, if it was read before the log, which had no entry, and nothing is in
-//!    progress; or the beginning of the next entry, which the reader has read, or which took the reader off the list.
+//!    no undelivered wanted row precedes. Such a position is the end of the ring, if that was read before the log, the log had no entry,
+//!    and nothing is in progress; or the beginning of the next entry, if the reader has read that entry or was taken off the list by it.
 //! 2. The cursor never moves back, except after `Expired`. Where the ring knows more than the cursor, the two are joined
 //!    ([`Cursor::joined`]), which keeps the larger knowledge and the later position.
 //! 3. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of reading the feed,
@@ -289,7 +289,7 @@ impl Reader {
     fn take(&mut self, batch_number: u64) -> Result<Option<DeliveryBatch>, Empty> {
         let read = self.pattern.log.read_or_wait(batch_number, &self.state);
         if self.is_in_round {
-            // The cursor must not move here: rows before the next entry may have newer rows, which are not delivered yet.
+            // The cursor must not move here, because rows before the next entry may have newer rows, which are not delivered yet.
             return self.take_round(read?.number, self.cursor);
         }
         if matches!(read, Err(Empty::Behind)) {

@@ -72,8 +72,8 @@ impl Dispatcher {
     /// ([`CallbackHandle::wait_until`](crate::dispatcher::CallbackHandle::wait_until),
     /// [`Mirror::wait_until`](crate::dispatcher::Mirror::wait_until)).
     ///
-    /// The barrier needs running notifiers, and waits while there are none. Meanwhile it reads, every few milliseconds, the stored rows of
-    /// the databases that had unfolded events when the wait began.
+    /// The barrier needs running notifiers, and waits while there are none. While it waits, it reads the stored rows of the databases that
+    /// had unfolded events when the wait began, every few milliseconds.
     ///
     /// Fails with [`Error::Invalid`] if the version is ahead of the store, with [`Error::NoSubscriber`] if the dispatcher ends first, and
     /// with [`Error::BusGone`] once the bus is gone.
@@ -87,7 +87,7 @@ impl Dispatcher {
     }
 
     /// Returns how long the tail has been behind; `end` is the current end of the feed. If the tail has stopped reading, it has been behind
-    /// since its next poll was due; otherwise since an end was seen that it has not reached yet.
+    /// since its next poll was due; otherwise since a still unreached end of the feed was seen.
     #[cfg(feature = "http")]
     pub(crate) fn lag(&self, end: Sequence) -> std::time::Duration {
         let (now, (read_to, read_at)) = (self.shared.context.env().now(), self.shared.progress.get());
@@ -97,7 +97,7 @@ impl Dispatcher {
             Some((wanted, since)) if read_to < wanted => now.saturating_sub(since),
             _ => {
                 *wanted = Some((end, now));
-                // If nothing is appended, the tail reaches the end only at the watcher's next check. The tail's own polls may be rare.
+                // Without an append, only the watcher takes the tail to the end soon, because the tail's own polls may be rare.
                 self.shared.context.wakeups.look();
                 std::time::Duration::ZERO
             }
@@ -220,7 +220,7 @@ async fn follow(shared: &Shared) {
                 tokio::task::yield_now().await;
             }
             Err(Error::Expired { horizon }) => {
-                tracing::error!(%horizon, "the tail was away for too long: its subscribers start again");
+                tracing::error!(%horizon, "the tail was away for too long: its subscribers start over");
                 shared.expire(horizon);
                 tail.restart(horizon);
             }

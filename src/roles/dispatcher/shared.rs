@@ -129,7 +129,7 @@ pub(super) struct Ring {
     /// The oldest place: the number of the oldest batch, and the position before it.
     pub begin: (u64, Sequence),
     pub end: End,
-    /// The last row that a row of the ring superseded, even if it was never in the ring itself. All rows after it have different names.
+    /// The last row that a row of the ring superseded, whether or not it was ever in the ring. All rows after it have different names.
     pub superseded: Sequence,
 }
 

@@ -31,8 +31,8 @@ impl Subscribe {
     ///
     /// A subscription keeps its position only in memory. Use a [`consumer`](crate::consumer) for work that has to survive a crash.
     ///
-    /// If an embedded store has never had the start, the subscription gets [`Item::Expired`]. If the start is ahead of a cluster, or in a
-    /// later incarnation, it gets [`Item::Failed`] with [`Error::Invalid`].
+    /// If the start is not in the history of an embedded store, the subscription gets [`Item::Expired`]. If the start is ahead of a
+    /// cluster, or in a later incarnation, it gets [`Item::Failed`] with [`Error::Invalid`].
     pub fn since(mut self, start: impl Into<Start>) -> Self {
         (self.order.start, self.order.is_caught_up) = (start.into(), false);
         self

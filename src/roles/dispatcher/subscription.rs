@@ -54,7 +54,7 @@ impl Source {
         self.poll_reader(context, in_batches, convert)
     }
 
-    /// Does [`Source::poll_next`] if there is no rest. It is not inlined into the caller's loop, so that deliveries of the rest are cheap.
+    /// Does the same as [`Source::poll_next`] if there is no rest. Not inlined into the caller's loop, to keep the rest cheap.
     #[cold]
     #[inline(never)]
     fn poll_reader<T>(

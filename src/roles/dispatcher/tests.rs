@@ -47,7 +47,7 @@ fn round(subscription: &mut (impl StreamExt<Item = BatchItem> + Unpin)) -> Deliv
 }
 
 /// Regression: a round has a reading that is complete at 101, and the first page of the next reading, up to 102. The rest of that reading
-/// comes with the next round. From the rest the reader learned that it knew everything up to 101, and moved back there: a callback whose
+/// comes with the next round. From the rest the reader learned that it knew everything up to 101, and moved back there. So a callback whose
 /// filter was replaced with that round in hand, or a stream that was recreated from its cursor, got the row at 102 twice.
 #[tokio::test(start_paused = true)]
 async fn more_knowledge_moves_no_reader_back() {
@@ -85,8 +85,8 @@ async fn an_overrun_reader_does_not_go_back_within_a_reading() {
     assert_eq!(paced.cursor(), Cursor::resumed(Knowledge::UpTo(at(101)), at(101), at(102), at(104)));
 }
 
-/// Regression: a reader with a pace had a batch in hand and was on the waiting list for the next one. The next batch pushed it out of the
-/// ring before the reader had checked for newer rows. The reader then took everything before the next batch as known, and lost the row.
+/// Regression: a reader with a pace had a batch in hand and was on the waiting list for the next one. The next batch pushed the first out
+/// of the ring before the reader checked for newer rows. The reader then took everything before the next batch as known, and lost the row.
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_leaves_the_ring_while_it_is_taken_is_not_passed() {
     let dispatcher = suspended(1);
@@ -117,7 +117,7 @@ async fn a_batch_that_leaves_the_ring_while_it_is_taken_is_not_passed() {
 }
 
 /// Regression: during the pause between two rounds, a reader checked twice: whether a row waits, and then which row to take. A row that
-/// came in between was taken at once, although the pace was an hour.
+/// arrived in between was taken at once, although the pace was an hour.
 #[tokio::test]
 async fn what_comes_while_a_paced_reader_looks_waits_for_its_round() {
     let dispatcher = suspended(100);

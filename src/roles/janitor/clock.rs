@@ -1,6 +1,6 @@
-//! [`JanitorClock`]: the total time that janitors have worked, which makes tombstones and consumers without members old.
+//! [`JanitorClock`]: the total time that janitors have worked, by which tombstones and consumers without members age.
 //!
-//! Nodes compare no clocks. While no janitor works, this clock stands still, so what the janitor deletes stays longer, never shorter.
+//! Nodes compare no clocks. While no janitor works, this clock stands still, so data may be kept for longer, never for less.
 //!
 //! Each pass saves an age mark, which pairs the feed's position with this time. A row is old if it is before a mark that is at least one
 //! retention old. The next janitor continues from the last mark, so a change of janitors loses at most the time since the last pass.
@@ -14,7 +14,7 @@ use crate::{
     store::{Isolation, RangeRead},
 };
 
-/// The number of parts into which age marks divide a retention. A tombstone stays at most one such part, or one pass, longer than it has to.
+/// The number of parts into which age marks divide a retention. A tombstone is kept at most one such part, or one pass, too long.
 const MARKS: u32 = 16;
 
 /// The total time that janitors have worked, continued by the current one.

@@ -1,6 +1,6 @@
 //! Deletes consumers that have had no member for longer than the expiry they were created with.
 //!
-//! When a pass first finds a consumer without members, it saves the time of its [`JanitorClock`], because the consumer may have had a member
+//! When a pass first finds a consumer without members, it saves its [`JanitorClock`]'s time, because the consumer may have had a member
 //! until now. A later pass deletes the consumer once the saved time is further back than the expiry. A pass that finds a member removes the
 //! saved time, and so does a node in the transaction that makes it a member. So a consumer may be deleted later than promised, but never
 //! sooner. A pass can be repeated: it writes the same rows again.
@@ -44,7 +44,7 @@ impl Pass<'_> {
             (stream::iter(judged).buffer_unordered(JUDGED_AT_ONCE), Failed::default());
         while let Some((consumer, expired)) = judged.next().await {
             if failed.note(expired)? == Some(true) {
-                tracing::info!(%consumer, "a consumer is deleted: it had no member for too long");
+                tracing::info!(%consumer, "deleted a consumer that had no member for too long");
                 self.context.stats.consumers_expired.add(1);
             }
         }
@@ -116,8 +116,8 @@ impl Pass<'_> {
         Ok(true)
     }
 
-    /// Returns a sequence that every consumer of the notifications has passed. `tx` must have the feed's `beginnings` in its conflict set,
-    /// which every creation and every reset writes.
+    /// Returns a sequence that every consumer of the notifications has passed. `tx` must have the feed's `beginnings`, which every creation
+    /// and every reset writes, in its conflict set.
     pub async fn passed_by_consumers(&self, tx: &Transaction) -> Result<Sequence> {
         let keys = &self.context.keys;
         let mut low = BTreeMap::new();
@@ -135,9 +135,9 @@ impl Pass<'_> {
         Ok(passed)
     }
 
-    /// Returns the first shard in use of each of `feeds` that has consumers. Snapshot reads are enough, because a consumer only moves on to
-    /// the next entry. Only creating or resetting it puts it elsewhere, and both write the `beginnings` of its feed: `tx` must have those
-    /// of the feeds in its conflict set.
+    /// Returns, for each of `feeds` that has consumers, the first shard in use. Snapshot reads are enough, because a consumer only moves on
+    /// to the next entry. Only a creation or a reset puts it elsewhere, and both write the `beginnings` of its feed, so `tx` must have the
+    /// `beginnings` of `feeds` in its conflict set.
     pub async fn first_shards_in_use<'f>(
         &self,
         tx: &Transaction,

@@ -5,7 +5,7 @@
 //! - consumers that have had no member for longer than their expiry ([`consumers`]);
 //! - old results of runs that were committed exactly once.
 //!
-//! It works in bounded transactions at batch priority, which a busy cluster defers.
+//! The janitor works in bounded transactions at batch priority, which a busy cluster defers.
 
 mod clock;
 mod consumers;
@@ -103,7 +103,7 @@ impl Work for Cleaning {
 impl Pass<'_> {
     /// Deletes what can be deleted. `clean_to` is the sequence up to which the last pass left no tombstone.
     async fn run(&self, clock: JanitorClock, clean_to: &mut Sequence) -> Result<()> {
-        // Nobody can tell what is old while the store is older than its own rows.
+        // While the store is older than its own rows, no pass can tell what is old.
         self.read(async |tx| History::of(self.context).check(&tx, Claim::Rows).await).await?;
         // Each step runs even if another failed. Consumers come first, because their low watermarks hold back the deletion of tombstones.
         let consumers = self.expire_consumers(clock).await;

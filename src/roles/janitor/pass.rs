@@ -17,7 +17,7 @@ use crate::{
 pub struct JanitorOptions {
     /// How often the janitor searches for things to delete. Default: 10 min.
     pub interval: Duration,
-    /// The minimum time for which the row of a deleted database stays. A subscriber that was away for longer may get [`Error::Expired`].
+    /// The minimum time for which the row of a deleted database is kept. A subscriber that was away for longer may get [`Error::Expired`].
     /// Only time during which a janitor works counts. Default: 7 days.
     pub tombstone_retention: Duration,
     /// How the nodes agree on which of them is the janitor.
@@ -70,7 +70,7 @@ impl Pass<'_> {
         self.context.store.run(body).await
     }
 
-    /// Runs a transaction at batch priority that fails if the lease is lost.
+    /// Runs, at batch priority, a transaction that fails if the lease is lost.
     pub async fn write<T, F, R>(&self, body: F) -> Result<T>
     where
         F: Fn(Transaction) -> R,

@@ -1,8 +1,8 @@
 //! Deletes the row of a deleted database once it is older than [`tombstone_retention`](super::JanitorOptions::tombstone_retention) and
 //! every consumer of the notifications has passed it, judged by its low watermark, or by its start if it has none.
 //!
-//! A pass judges tombstones by the time that janitors have worked ([`clock`](super::clock)). Nothing is dropped if the name was used again, or
-//! while the store is older than its own rows.
+//! A pass judges tombstones by the time that janitors have worked ([`clock`](super::clock)). No tombstone is dropped if its name was used
+//! again, or while the store is older than its own rows.
 
 use futures_util::future::try_join_all;
 
@@ -85,8 +85,8 @@ impl Pass<'_> {
         });
         let (mut dropped, mut last) = (0, horizon);
         for (row, (stored, newest)) in tombstones.iter().zip(try_join_all(newest).await?) {
-            // If the name was used again meanwhile, the notifier has replaced this row with a newer one, and events that wait to be folded will
-            // replace it. Without the row, they would bring the database back.
+            // If the name was used again meanwhile, the notifier has replaced this row with a newer one. If events of the database wait to
+            // be folded, the row must stay: without it, they would bring the database back.
             if stored.as_deref() != Some(&row.sequence.as_bytes()[..]) {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Deletes closed topology entries whose shards are empty, and which no consumer needs.
 //!
 //! Rows are never added to a closed shard, so an empty one stays empty. A reader that was about to read it learns from the remaining shards
-//! where to continue. A consumer may still work on rows that were in the shard before it hands its keys over to the next entry. So the
+//! where to continue. Before it hands its keys over to the next entry, a consumer may still work on rows that were in the shard. So the
 //! entry that the consumer is in is kept, and so are all later ones.
 
 use std::slice;

@@ -68,7 +68,7 @@ pub(super) fn fold(
     });
     for (instance, events) in others {
         // A fold takes all counters of an instance before the first of its design documents. So ids without counters are left over from a
-        // fold that stopped in between. It wrote the row of that instance, and the row has been removed since.
+        // fold that stopped in between. That fold wrote the row of the instance, and the row has been removed since.
         if events.tally.counters == Counters::ZERO {
             continue;
         }
@@ -236,7 +236,7 @@ mod tests {
         let back = back.unwrap();
         assert_eq!(kinds(&back, at(2)), [(B, EventKind::Created)]);
         assert_eq!(kinds(&back, at(1)), [(A, EventKind::Deleted), (B, EventKind::Created)]);
-        // Later updates keep the deletion for readers that come late.
+        // Later updates keep the deletion for late readers.
         let (later, _) = step(Some(&back), vec![(B, events(0, 0, 1, 0))], 4);
         assert_eq!(kinds(&later.unwrap(), at(1))[0], (A, EventKind::Deleted));
     }

@@ -24,7 +24,7 @@ use crate::{
 /// How many runs of partitions are searched at the same time.
 const RUNS: u32 = 16;
 
-/// The age from which the rows of a backlog are read: rows that no fold can decode wait forever, but hold nothing else up.
+/// The age from which the rows of a backlog are read, because rows that no fold can decode wait forever, but hold nothing else up.
 const READ_FROM: Duration = Duration::from_secs(3);
 
 /// How long this process has seen the events of each partition wait without a fold.

@@ -40,9 +40,9 @@ impl Drain {
     /// snapshot reads, which do not conflict with producers.
     ///
     /// The rows of one name stay together, so that all its instances are folded together, unless the name alone has more rows than fit. In
-    /// that case the part ends between instances, or between the design documents of one, but never between the counters of one: judged by
-    /// only some of its counters, an instance might seem never to have been created. The next part begins where rows of the name (or the
-    /// instance) may begin, not at its first row: a producer may meanwhile have added to a slot before that row.
+    /// that case the part ends between instances, or between the design documents of one, but never between the counters of one, because an
+    /// instance that is judged by only some of its counters might seem never to have been created. The next part begins where rows of the
+    /// name (or the instance) may begin, not at its first row, because a producer may have added to an earlier slot since.
     pub async fn read(
         tx: &Transaction,
         keys: &Keys,

@@ -78,7 +78,7 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Starts a notifier on `member`, which takes its share of the partitions as far as they are free.
+    /// Starts a notifier on `member`. The notifier takes its share of the partitions as far as they are free.
     pub(crate) async fn start(
         context: &Arc<Context>,
         member: &Arc<Member>,

@@ -175,7 +175,7 @@ impl Task {
             self.account(&done);
             match done.next {
                 Some(next) if !stop.is_requested() => from = Some(next),
-                // The first fold may only have settled one of the last pass, whose events were read before this pass woke. Read once more.
+                // The first fold may only have settled one of the last pass, whose events were read before this pass woke. Read again.
                 None if settles && !stop.is_requested() => {
                     from = None;
                     settles = false;
@@ -276,7 +276,7 @@ impl Task {
 }
 
 /// Waits until a long fold may begin. If long folds share the processor, each takes as long as all of them together; if they take turns,
-/// most finish sooner. Returns `None` if the others take too long: they may be waiting for a part of the store.
+/// most finish sooner. Returns `None` if the others take too long, because they may be waiting for a part of the store.
 async fn turn<'a>(context: &Context, turns: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
     tokio::select! {
         biased;

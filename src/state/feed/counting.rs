@@ -3,7 +3,7 @@
 //! Writers count the rows of each shard ([`append`](super::append)), so the number of rows of a topology entry is known. A count reads only
 //! the rows between the position and a mark, which is a position with a known count: the beginning of the entry, its end, or a position
 //! that was counted since the last append. It reads on both sides of the position in turn, so its cost depends on the nearer mark. A count
-//! at the beginning or the end costs next to nothing, and a count for the next page costs the rows of one page.
+//! at the beginning or the end costs next to nothing, and a count for the next page reads only the rows of one page.
 
 use std::mem;
 
@@ -17,7 +17,7 @@ use crate::{
 /// How many rows on one side the first step reads. Each further step reads twice as many.
 const STEP_ROWS: usize = 512;
 
-/// How many rows on one side one transaction reads.
+/// How many rows on one side a single transaction reads.
 const TRANSACTION_ROWS: usize = 100_000;
 
 /// How many times a count over several transactions may start again because of an append. The last count may be off by the number of rows

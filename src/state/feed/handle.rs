@@ -25,7 +25,7 @@ use crate::{
 /// The maximum number of rows in a page.
 pub const PAGE_ROWS_MAX: usize = 10_000;
 
-/// How many shards are read at once where there is no other limit.
+/// How many shards are read at once if no other limit applies.
 pub(crate) const SHARDS_READ_AT_ONCE: usize = 64;
 
 /// A type of row that a feed can hold.
@@ -112,8 +112,8 @@ impl<R: FeedRow> Feed<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Expired`] if rows after the cursor may have been dropped, or if an embedded store never gave out the cursor, because it
-    /// belongs to another history; [`Error::Invalid`] if the cursor is ahead of a cluster or belongs to a later incarnation;
+    /// [`Error::Expired`] if rows after the cursor may have been dropped, or if an embedded store never gave out the cursor, because the
+    /// cursor belongs to another history; [`Error::Invalid`] if the cursor is ahead of a cluster or belongs to a later incarnation;
     /// [`Error::NoFeed`] if there is no such feed.
     pub async fn page(&self, cursor: impl Into<Cursor>, limit: usize) -> Result<FeedPage<R>> {
         let cursor = cursor.into();
@@ -216,13 +216,13 @@ impl<R: FeedRow> Feed<R> {
     }
 
     /// Changes the number of shards to `shards`, 1 to 1,000, and the hashing scheme if `scheme` names one. The feed can be read and written
-    /// meanwhile. Moves no rows: from the sequence of the reshard on, new rows go to the new shards. Returns the new entry.
+    /// meanwhile. No rows are moved: new rows go to the new shards from the sequence of the reshard on. Returns the new entry.
     ///
     /// A writer that a reshard overtakes tries again; a reader of a single shard gets [`Resharded`]. Concurrent reshards happen one at a
     /// time. A reshard whose result is unknown is not done twice.
     ///
     /// Fails with [`Error::Invalid`] if `shards` is outside its limits, with [`Error::UnknownScheme`] if this process does not know the
-    /// scheme, with [`Error::NoFeed`] if there is no such feed, and with [`Error::OlderThanRows`]. Then nothing has changed.
+    /// scheme, with [`Error::NoFeed`] if there is no such feed, and with [`Error::OlderThanRows`]. In these cases nothing has changed.
     pub async fn reshard(&self, shards: u32, scheme: Option<SchemeId>) -> Result<TopologyEntry> {
         let store = &self.context.store;
         let new = NewTopology::new(shards, scheme, store.env())?;
@@ -272,7 +272,7 @@ impl<R: FeedRow> Feed<R> {
         FeedPage { rows, to: page.next.position(), next: page.next, more: page.more }
     }
 
-    /// Returns the end of `shard`, which was dropped: its successors.
+    /// Returns the successors of `shard`, which was dropped.
     pub(super) async fn end_of_trimmed(&self, shard: ShardId) -> Result<Resharded> {
         let read = async |tx| {
             let topology = self.raw().topology(&tx).await?;

@@ -1,8 +1,8 @@
 //! Merges the shards of one topology entry by sequence.
 //!
 //! Each shard has a buffer. The smallest head of all buffers is the next row; a buffer that runs empty is filled before the merge
-//! continues. A scheme spreads ids evenly, so the first fill reads little more than each shard's share, and few rows are read in vain,
-//! whatever the number of shards.
+//! continues. A scheme spreads ids evenly, so the first fill reads little more than each shard's share, and few rows are read
+//! unnecessarily, whatever the number of shards.
 
 use std::{
     cmp::Reverse,
@@ -18,7 +18,7 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// A row of a feed, as it is stored.
+/// A stored row of a feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredRow {
     pub sequence: Sequence,

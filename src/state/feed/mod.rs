@@ -16,7 +16,7 @@
 //! 1. Every writer has read the current entry serializably, so a writer that a reshard has overtaken cannot commit.
 //!    No row is ever added to a closed shard, and every row of an entry is before the first sequence of the next.
 //! 2. The shard of an id follows from the row's sequence and the topology history, so it is not stored anywhere.
-//! 3. Shard ids continue those of the current entry, which is never dropped, so no id is reused.
+//! 3. New shard ids continue from those of the current entry, which is never dropped, so no id is reused.
 
 mod counting;
 mod handle;

@@ -102,7 +102,7 @@ impl<'a> RawFeed<'a> {
         if self.id.instance().is_none() || !matches!(checked, Err(Error::Expired { .. })) {
             return checked;
         }
-        // Edits of documents do not move the end of an incarnation. A row at or after the position proves that the copy includes it.
+        // Edits of documents do not move the end of an incarnation. A row at or after the position proves that the copy reaches that far.
         let (topology, to) = (self.topology(tx).await?, Sequence::last_at(after.incarnation(), u64::MAX));
         let entries = topology.after(after).iter();
         let bounds = (after.before(), to);
@@ -317,8 +317,8 @@ impl<'a> RawFeed<'a> {
         found.pop().expect("one id has one answer")
     }
 
-    /// Returns the newest row of each of `ids`, in their order. If an id cannot be read because something is damaged, the others are read
-    /// all the same: the id is skipped, counted and named, and its answer is [`Newest::Damaged`].
+    /// Returns the newest row of each of `ids`, in their order. If damage prevents an id from being read, the others are still read: the id
+    /// is skipped, counted and named, and its answer is [`Newest::Damaged`].
     pub async fn newest_of_each(self, tx: &Transaction, ids: &[&[u8]]) -> Result<Vec<Newest>> {
         let mut entries = Entries::open(tx, self, Isolation::Snapshot).await?;
         let found = self.newest_rows(tx, &mut entries, ids).await?;
@@ -334,7 +334,7 @@ impl<'a> RawFeed<'a> {
     }
 
     /// Returns the newest row of each of `ids`, in their order. An inner error is [`Error::Corrupt`], and concerns only that id. Adds to
-    /// `entries` only the ones that have the rows, so a long history of reshards does not make this slower.
+    /// `entries` only the entries that contain these rows, so a long history of reshards does not make this slower.
     pub async fn newest_rows(
         self,
         tx: &Transaction,
@@ -361,7 +361,7 @@ impl<'a> RawFeed<'a> {
         try_join_all(rows).await
     }
 
-    /// Returns the key that stores the position of the newest row of `id`, as a place to report.
+    /// Returns the key that stores the position of the newest row of `id`, to name that key in a report.
     pub fn newest_key(self, id: &[u8]) -> SkippedAt {
         SkippedAt::Key(self.context.keys.newest(self.id, id).into())
     }

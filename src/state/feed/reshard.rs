@@ -84,8 +84,8 @@ impl RawFeed<'_> {
         Ok(())
     }
 
-    /// Adopts the unsharded rows under `prefix`, whose keys are the prefix, an incarnation and a tuple versionstamp: they become the first
-    /// topology entry, and rows written from this transaction on go to shards. `rows` is the number of adopted rows.
+    /// Adopts the unsharded rows under `prefix` as the first topology entry; rows written from this transaction on go to shards. The key of
+    /// each row is the prefix, an incarnation and a tuple versionstamp. `rows` is the number of adopted rows.
     pub async fn adopt(
         self,
         tx: &Transaction,
@@ -106,9 +106,9 @@ impl RawFeed<'_> {
         Ok(())
     }
 
-    /// Closes the current entry and opens the next one at the stamp of `tx`, in which no other write to the feed may use the stamp. Returns
-    /// the new entry, whose first sequence is known only after the commit. Writers that have read the current entry can no longer commit. A
-    /// repetition with the same `new`, after an unknown result, changes nothing, and returns the entry as it is stored.
+    /// Closes the current entry and opens the next one at the stamp of `tx`, which no other write to the feed in `tx` may use. Returns the
+    /// new entry, whose first sequence is known only after the commit. Writers that have read the current entry can no longer commit. A
+    /// repetition with the same `new`, after an unknown result, changes nothing, and returns the stored entry.
     pub async fn reshard(self, tx: &Transaction, new: &NewTopology) -> Result<TopologyRow> {
         let topology = Topology::read(tx, self, Isolation::Serializable).await?;
         if let Some(written) = topology.entries().iter().find(|entry| entry.token == new.token) {

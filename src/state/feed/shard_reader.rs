@@ -14,7 +14,7 @@ use crate::{
 pub enum ShardEvent<R> {
     /// At least one row.
     Rows(FeedPage<R>),
-    /// The shard is closed and was read to its end. This event comes exactly once, and nothing follows it.
+    /// The shard is closed and was read to its end. This event is returned exactly once, and nothing follows it.
     Resharded(Resharded),
 }
 

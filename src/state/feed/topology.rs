@@ -25,10 +25,10 @@ pub struct TopologyEntry {
     pub first: Sequence,
     /// How ids are routed to the shards; `None` for a legacy range, which is not sharded.
     pub scheme: Option<SchemeId>,
-    /// Whether a later entry has taken over: no row will ever be added to these shards. Serialized as `open`, its opposite.
+    /// Whether a later entry has taken over, so that no row will ever be added to these shards. Serialized as `open`, its opposite.
     #[serde(rename = "open", serialize_with = "contrary")]
     pub is_closed: bool,
-    /// The shards, in the order in which the scheme counts them. A legacy range is shard 0.
+    /// The shards, in the order of the scheme's indices. A legacy range is shard 0.
     pub shards: Vec<ShardId>,
 }
 
@@ -68,8 +68,8 @@ impl From<&TopologyRow> for Resharded {
 pub(crate) struct Entries(Vec<TopologyRow>);
 
 impl Entries {
-    /// Reads the open entry of `feed`. If the read is serializable, a reshard before the commit makes the transaction fail, which every
-    /// writer needs. Reads only one row, however long the history is.
+    /// Reads the open entry of `feed`. If the read is serializable, a reshard before the commit makes the transaction fail; every writer
+    /// relies on this. Reads only one row, however long the history is.
     ///
     /// Fails with [`Error::NoFeed`] if there is no such feed.
     pub async fn open(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
@@ -83,8 +83,8 @@ impl Entries {
         Ok(Self(vec![open]))
     }
 
-    /// Reads the entries to which `sequences` belong, one row for each, unless they are here already. The caller must have read the open
-    /// entry in the same transaction. Earlier entries do not change, and entries with rows are not dropped.
+    /// Reads the entries to which `sequences` belong, one row for each, except for entries that were read before. The caller must have read
+    /// the open entry in the same transaction. Earlier entries do not change, and entries with rows are not dropped.
     pub async fn extend(
         &mut self,
         tx: &Transaction,
@@ -160,8 +160,8 @@ impl Deref for Topology {
 }
 
 impl Topology {
-    /// Reads the topology of `feed`. If the read is serializable, a reshard before the commit makes the transaction fail, which every
-    /// writer needs.
+    /// Reads the topology of `feed`. If the read is serializable, a reshard before the commit makes the transaction fail; every writer
+    /// relies on this.
     ///
     /// Fails with [`Error::NoFeed`] if there is no such feed.
     pub async fn read(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
@@ -234,8 +234,8 @@ fn decode(feed: RawFeed<'_>, row: &Row) -> Result<TopologyRow> {
     feed.context.keys.topology_row(row).map(|(_, entry)| entry).map_err(|error| error.at(&row.0))
 }
 
-/// Decodes the entries that are stored as `rows`, in order. Closed entries that cannot be decoded are skipped, counted and named. They get
-/// the shards between the entries around them, so their rows stay readable.
+/// Decodes the entries that are stored as `rows`, in order. Closed entries that cannot be decoded are skipped, counted and named. Each of
+/// them gets the shards between the entries around it, so its rows stay readable.
 fn decode_all(feed: RawFeed<'_>, rows: &[Row]) -> Result<Vec<TopologyRow>> {
     let mut entries: Vec<TopologyRow> = Vec::with_capacity(rows.len());
     let mut damaged = None;

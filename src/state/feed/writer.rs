@@ -101,8 +101,8 @@ impl<'a> FeedWriter<'a> {
         Self { tx, feed, entries, order: 0, appended: Lanes::default() }
     }
 
-    /// Removes the row of `id` at `previous`, if there is one, and appends `row`. Returns the number of the row in the transaction, which
-    /// must have no other row of the id. Reads nothing.
+    /// Removes the row of `id` at `previous`, if there is one, and appends `row`, which must be the only row of the id in the transaction.
+    /// Returns the number of the row in the transaction. Reads nothing.
     pub fn replace(&mut self, id: &[u8], previous: Option<Sequence>, row: &[u8]) -> Result<u16> {
         let order = self.order;
         self.order = order
@@ -198,8 +198,8 @@ mod tests {
     use super::*;
     use crate::store::Store;
 
-    /// Regression: the row counts that are held back until the commit were not included in the size of the transaction. A layer that
-    /// watches the size in order to commit in time failed with 2101.
+    /// Regression: the row counts that are held back until the commit were not included in the size of the transaction. So a layer that
+    /// watches the size, to commit before the limit is reached, failed with 2101.
     #[tokio::test]
     async fn numbers_of_rows_count_for_the_size_of_their_transaction() {
         let tx = Store::memory().begin();

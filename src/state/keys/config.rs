@@ -96,8 +96,8 @@ impl Keys {
 pub(crate) struct EndOfIncarnation {
     /// The last sequence that is known to exist.
     pub last: Sequence,
-    /// The versions that the store of an earlier incarnation had given out, as intervals; empty if that store kept no such history, and in
-    /// the current incarnation, whose store knows. Other versions are of another store, or of a past that was lost.
+    /// The versions that the store of an earlier incarnation had given out, as intervals; empty if that store kept no such history, and for
+    /// the current incarnation, whose store itself knows them. Other versions belong to another store, or to a past that was lost.
     pub openings: Vec<(u64, u64)>,
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn end_operand(incarnation: Incarnation) -> Vec<u8> {
 pub(crate) struct AgeMark {
     /// How long janitors had worked in total by then, in milliseconds.
     pub worked_ms: u64,
-    /// Everything up to this position is older than that.
+    /// The position that the feed had reached. Everything up to it is at least as old as the mark.
     pub at: Sequence,
 }
 

@@ -182,7 +182,7 @@ pub(crate) struct DeferredRow {
 }
 
 impl DeferredRow {
-    /// Creates the row of an id of which only `done` is known. The id is due now.
+    /// Creates the row of an id about which only `done` is known. The id is due now.
     pub fn new(done: Cursor) -> Self {
         let (due, error) = (Due::NOW, String::new());
         Self { done, instance: None, ended: None, due, attempts: 0, at_ms: 0, error, again: None }
@@ -241,7 +241,7 @@ impl DeferredRow {
     }
 }
 
-/// Since when a consumer has had no member, measured by the total time that janitors have worked.
+/// How long a consumer has had no member, measured by the total time that janitors have worked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemberlessSince {
     /// The last time at which the consumer may have had a member, in milliseconds.

@@ -1,5 +1,5 @@
-//! Family 1: the rows that producers write and the notifier folds: the counters of a database and, on request, the
-//! versionstamp of its last update and the ids of changed design documents.
+//! Family 1, the rows that producers write and the notifier folds: the counters of a database and, on request, the versionstamp of its last
+//! update and the ids of changed design documents.
 
 use bytes::Bytes;
 use foundationdb_tuple::Element;

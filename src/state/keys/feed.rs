@@ -107,7 +107,7 @@ impl RowSpace {
     /// Decodes the sequence in the key of a row.
     pub fn sequence(&self, key: &[u8]) -> Result<Sequence> {
         let position =
-            key.strip_prefix(&self.0[..]).ok_or_else(|| Error::corrupt("row", "its key is elsewhere"))?;
+            key.strip_prefix(&self.0[..]).ok_or_else(|| Error::corrupt("row", "its key is outside the shard"))?;
         let (incarnation, stamp): (u16, foundationdb_tuple::Versionstamp) =
             foundationdb_tuple::unpack(position).map_err(|error| Error::corrupt("row", error.to_string()))?;
         sequence(incarnation, &stamp)
@@ -162,8 +162,8 @@ impl Keys {
         self.pack(&(family::HORIZON, feed.bytes()))
     }
 
-    /// A conflict key, at which nothing is stored. A transaction that sets where a consumer of `feed` begins writes it, and the janitor
-    /// reads it before the consumers. The horizon cannot be this key: all such transactions read it, and would conflict with each other.
+    /// A conflict key without a value. A transaction that sets where a consumer of `feed` begins writes this key, and the janitor reads it
+    /// before the consumers. The horizon cannot be this key: all such transactions read it, and would conflict with each other.
     pub fn beginnings(&self, feed: &FeedId) -> KeyRange {
         KeyRange::key(&key_after(&self.horizon(feed)))
     }

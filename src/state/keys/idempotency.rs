@@ -9,7 +9,7 @@ use crate::{
     store::KeyRange,
 };
 
-/// The result of a run, as it is stored.
+/// The stored result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RunResult {
     /// The commit of the run.

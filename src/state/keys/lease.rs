@@ -109,7 +109,7 @@ impl Keys {
     }
 
     /// The key that holds the version of the pools in `slot`. Every transaction that changes the leases, resources or members of such a
-    /// pool, or what the members may own, moves it.
+    /// pool, or what the members may own, moves the version.
     pub fn pool_version(&self, slot: u16) -> Vec<u8> {
         self.pack(&(family::POLLED, CELL, polled::POOL, slot))
     }

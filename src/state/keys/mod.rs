@@ -16,12 +16,12 @@
 //! | 7 | topology | feed, incarnation, versionstamp | closed, token, scheme and shard ids | as long as a shard of it has rows |
 //! | 8 | horizon | feed | sequence | as long as the feed, once rows were dropped |
 //! | 9 | ddoc | name, instance, ddoc id or nothing | sequence | as long as the database |
-//! | 10 | role | cell, 1, node id, role | how many resources it may own | as long as the node lives and has the role |
+//! | 10 | role | cell, 1, node id, role | how many resources it may own | as long as the node is alive and has the role |
 //! | 10 | role | cell, 2, role, node id | the same | the same |
 //! | 11 | lease | cell, pool, resource | epoch, owner | as long as the resource |
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until a later one is as old as the retention, or takes its place |
 //! | 14 | pool version | cell, 3, number of the pool, which a few share | versionstamp of the last change of its members, leases or resources | as long as the bus |
-//! | 14 | node | cell, 4, node id | beat, token, start, its expiry | as long as the node lives |
+//! | 14 | node | cell, 4, node id | beat, token, start, its expiry | as long as the node is alive |
 //! | 14 | common version | cell, 5 | versionstamp of the last change of any pool | as long as the bus |
 //! | 15 | pulse | feed | 16 lanes × 4 bytes, little-endian: appends to the shards of each lane, and reshards | as long as the feed |
 //! | 17 | name | name | none: nothing is stored here; it is a conflict key of transactions that decide which instance a name means | never |
@@ -31,7 +31,7 @@
 //! | 25 | checkpoint | 1, consumer, shard | cursor: everything up to its position is done, or deferred | as long as the consumer reads the shard |
 //! | 25 | deferred | 2, consumer, shard, id | what is done, due, instance, attempts, time, error, again | from a failure, a long run, or a request to work again, until the id is done and the checkpoint has passed it |
 //! | 25 | low watermark | 3, consumer | sequence: no shard has a wanted row before it that is not done or deferred | as long as the consumer, once it is later than the start |
-//! | 25 | memberless | 4, consumer | since when, and for how long | while no node works for a consumer that expires |
+//! | 25 | memberless | 4, consumer | when it last had a member, and how long it has had none | while no node works for a consumer that expires |
 //! | 26 | incarnation | incarnation | the last sequence known to exist in it; for an earlier one, also the versions that its store had given out, if known | as long as the bus |
 //!
 //! The families with number 1 form one range, so that a notifier can read everything that waits for it at once. The number after the
@@ -111,7 +111,7 @@ mod polled {
     pub const POOL: u16 = 3;
     /// The row of a node.
     pub const NODE: u16 = 4;
-    /// The version of all pools.
+    /// The common version of all pools.
     pub const COMMON: u16 = 5;
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Only the node itself writes its row, at every heartbeat. Another node removes the row once it has seen no heartbeat for as long as the
 //! expiry in the row. A role has one key by role, so that the nodes that divide its work are read in one range, and one key by node, so
-//! that the removal of a node finds its roles. Both exist only as long as the node's row, because a node with a role counts as alive.
+//! that code that removes a node finds its roles. Both exist only as long as the node's row, because a node with a role counts as alive.
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 

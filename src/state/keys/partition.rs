@@ -27,8 +27,8 @@ impl Partition {
     }
 }
 
-/// The progress of the owner of a partition. Every fold changes the mark, so a notifier can find out whether a fold with an unknown result
-/// was committed, and a former owner cannot commit.
+/// The fold mark of a partition: the progress of its owner. Every fold changes the mark, so a notifier can find out whether a fold with an
+/// unknown result was committed, and a former owner cannot commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FoldMark {
     /// The epoch of the lease under which the fold was made.

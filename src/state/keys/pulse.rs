@@ -88,7 +88,7 @@ impl PulseValue {
         }
     }
 
-    /// Returns the pulse after one append to each of `appended`. A value that appends cannot have written stays as it is.
+    /// Returns the pulse after one append to each of `appended`. A value that cannot come from appends stays unchanged.
     pub fn after(&self, appended: &[Lanes]) -> Self {
         let Some(bytes) = self.0.as_deref().filter(|bytes| bytes.len() == LEN) else { return self.clone() };
         // The store adds all bytes as one number, lowest byte first.
@@ -144,7 +144,7 @@ mod tests {
         let both = value(&lanes(&[0, 7]).to_operand());
         assert!(one.moved_since(&one).is_empty() && none.moved_since(&none).is_empty());
         assert_eq!(both.moved_since(&one), lanes(&[0]));
-        // A value that appends cannot have written is compared as a whole.
+        // A value that cannot come from appends is compared as a whole.
         for (before, now) in
             [(&none, &one), (&one, &none), (&value(b"odd"), &one), (&value(b"a"), &value(b"b"))]
         {

@@ -1,4 +1,4 @@
-//! Family 7: the topology of a feed, which says to which shards the feed writes, and from which sequence on.
+//! Family 7: the topology of a feed, which says which shards the feed writes to, and from which sequence on.
 
 use bytes::Bytes;
 
@@ -29,8 +29,8 @@ pub(crate) struct TopologyRow {
 /// The key ranges of the rows of a topology entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// One unsharded range that another writer left, under keys that start with this prefix. An empty prefix means the range of shard 0: a
-    /// move to another store brought the rows there. In both cases the range counts as shard 0.
+    /// One unsharded range that another writer left, under keys that start with this prefix. An empty prefix means the range of shard 0, to
+    /// which a move to another store brought the rows. In both cases the range counts as shard 0.
     Legacy(Bytes),
     /// Shards. Their ids in one entry are consecutive, because each reshard takes new ones.
     Sharded {
@@ -92,7 +92,7 @@ impl TopologyRow {
         Ok(Self { first, closed, token, layout })
     }
 
-    /// Returns the shards of the entry, in the order in which the scheme counts them. A legacy range is shard 0.
+    /// Returns the shards of the entry, in the order of the scheme's indices. A legacy range is shard 0.
     pub fn shards(&self) -> impl ExactSizeIterator<Item = ShardId> + use<> {
         let (first, count) = match self.layout {
             Layout::Legacy(_) => (0, 1),

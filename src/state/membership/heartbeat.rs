@@ -37,7 +37,7 @@ use crate::{
 /// The name under which failures of the heartbeat are logged.
 const HEARTBEAT: &str = "heartbeat of a node";
 
-/// For how long after a heartbeat the next one can rely on its version. The store remembers versions for a little longer.
+/// How long after a heartbeat the next one can still rely on its version. The store remembers versions for a little longer.
 const REMEMBERED: Duration = Duration::from_secs(4);
 
 /// Returns 16 random bytes.
@@ -63,7 +63,7 @@ pub(super) struct Heartbeat {
     /// The token of a claim whose result is not certain yet.
     claiming: Option<[u8; 16]>,
     /// When the row was written, or a little before: after the reads of the first attempt, and before any commit. Nobody else can have seen
-    /// the row sooner. However long the store delayed those reads, the expiry begins after them: otherwise a node that joins a recovering
+    /// the row sooner. However long the store delayed those reads, the expiry begins after them. Otherwise a node that joins a recovering
     /// cluster would consider itself dead a moment later.
     beaten: Duration,
     /// The version of the last write of the row.
@@ -72,7 +72,7 @@ pub(super) struct Heartbeat {
     stranger: Option<NodeRow>,
 }
 
-/// What an attempt at writing the node's row did.
+/// The effect of an attempt to write the node's row.
 enum Written {
     Row,
     /// A page of the roles of a dead process under the node's id was removed.
@@ -200,7 +200,7 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another bus.
+    /// Fails with [`Error::BusGone`] if the bus is not the one that was opened, because a node must not write into another bus.
     async fn check_bus(&self, tx: &Transaction) -> Result<()> {
         let Some(config) = self.shared.config else { return Ok(()) };
         let stored = tx.get(&self.shared.keys.config(), Isolation::Snapshot).await?;
@@ -223,7 +223,7 @@ impl Heartbeat {
         }
     }
 
-    /// Changes which roles are unpublished, without waking anybody, because nobody waits for that.
+    /// Changes which roles are unpublished, without waking anybody, because nobody waits for such a change.
     fn change_roles(&self, change: impl FnOnce(&mut Roles)) {
         self.shared.roles.send_if_modified(|roles| {
             change(roles);
@@ -239,7 +239,7 @@ impl Heartbeat {
 
     /// Notes that the node is no longer a member.
     fn drop_out(&self, reason: &'static str) {
-        tracing::warn!(node = %self.shared.id, reason, "node has dropped out and gives everything up");
+        tracing::warn!(node = %self.shared.id, reason, "node has dropped out and gives up all its work");
         self.shared.stats.nodes_dropped_out.add(1);
         self.register(None);
     }

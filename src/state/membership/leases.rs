@@ -1,5 +1,5 @@
-//! What a role provides to its node: the options of the heartbeat and of the share of a [`Pool`], and the [`Work`] on its resources, under
-//! leases that are [`Held`].
+//! What a role provides to its node: the options for heartbeats and for the share of a [`Pool`], and the [`Work`] on the pool's resources,
+//! under leases that are [`Held`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,8 +25,8 @@ pub(crate) struct Pool {
     pub idle: Option<Bytes>,
 }
 
-/// How a node shows that it is alive. The nodes of a bus can use different times, because each stores for how long others must wait for it.
-/// [`Duration::MAX`] means "never".
+/// How a node shows that it is alive. The nodes of a bus can use different times, because each node stores how long others must wait for
+/// it. [`Duration::MAX`] means "never".
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeOptions {

@@ -104,7 +104,7 @@ impl Member {
         self.shared.enter(role, Entered { max: u32::MAX, idle: None, worker: None }).await
     }
 
-    /// Ends the workers of the node, which release what they hold, and removes its row.
+    /// Ends the workers of the node, which release what they hold, and removes the node's row.
     pub async fn leave(&self) -> Result<()> {
         self.shared.stop.send_replace(true);
         let mut roles = self.shared.roles.subscribe();

@@ -49,7 +49,7 @@ pub(super) struct NeighbourWatch {
     pace: Duration,
     /// The watched nodes, as they were last read.
     watched: Vec<(NodeId, NodeRow)>,
-    /// Since when the watch has polled without a gap. Anything seen before does not count: a watch that was paused, or could not reach the
+    /// When the watch began to poll without a gap. Anything seen before does not count: a watch that was paused, or could not reach the
     /// store, cannot know which nodes tried to write but could not.
     steady_since: Duration,
     polled: Duration,
@@ -95,7 +95,7 @@ impl NeighbourWatch {
                 poll = shared.polls.due(due.saturating_sub(env.now())) => poll,
             };
             if health.ended().is_some() {
-                // The rows that are there now belong to another bus.
+                // The rows that are now in the store belong to another bus.
                 return;
             }
             let slots = roles.borrow().workers().map(|worker| worker.slot).collect();
@@ -106,7 +106,7 @@ impl NeighbourWatch {
                 // A node that has removed another one can be the first to take over, so poll again at once.
                 Ok(Ok(true)) => due = polled,
                 Ok(Ok(false)) => due = due.min(self.next_expiry(polled)),
-                // Ignore expiries here: one that has passed would make each next poll due at once, for as long as polls fail.
+                // Ignore expiries here: as long as polls fail, an expiry that has passed would make every further poll due at once.
                 Ok(Err(error)) => health.complain(&env, WATCH, &error),
                 Err(panic) => shared.stats.panicked(&env, WATCH, panic_text(&*panic)),
             }

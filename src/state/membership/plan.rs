@@ -53,7 +53,7 @@ pub(super) struct RoundPlan {
 }
 
 impl RoundPlan {
-    /// Whether the plan changes something that other nodes must see. That a node takes its own lease again does not matter to them.
+    /// Whether the plan changes something that other nodes must see. They need not see that a node takes its own lease again.
     pub fn concerns_others(&self) -> bool {
         !self.acquire.is_empty() || !self.release.is_empty() || !self.gone.is_empty()
     }

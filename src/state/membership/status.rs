@@ -65,7 +65,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Uses snapshot reads. Fails with [`Error::BusGone`](crate::Error::BusGone) if it does not have the bus that was `opened`.
+    /// Reads the members at snapshot isolation. Fails with [`Error::BusGone`](crate::Error::BusGone) if the bus that was `opened` is gone.
     pub async fn read(tx: &Transaction, keys: &Keys, opened: Config) -> Result<Self> {
         let config = keys.config();
         let (config, nodes, notifiers, leases) = tokio::try_join!(
@@ -109,11 +109,11 @@ impl Members {
     }
 }
 
-/// How long a partition that had an owner may be without one while a notifier is alive: partitions change hands as nodes come and go.
+/// How long a partition that had an owner may be without one while a notifier is alive. Partitions change hands as nodes come and go.
 #[cfg(feature = "http")]
 const HANDOVER_MAX: Duration = Duration::from_secs(3);
 
-/// Since when partitions have had no live owner.
+/// How long partitions have had no live owner.
 #[cfg(feature = "http")]
 #[derive(Debug, Default)]
 pub(crate) struct Handovers(Mutex<HandoversState>);
@@ -132,7 +132,7 @@ impl Handovers {
     /// Returns which of the `count` partitions no live node owns at `now`, leaving out those that may be changing hands.
     pub fn unowned(&self, count: u32, found: &Members, now: Duration) -> BTreeSet<u32> {
         let mut state = self.0.lock();
-        // Neighbours remove a dead node after its expiry. For a node without neighbours, this check finds out that it is dead.
+        // Neighbours remove a dead node after its expiry. If a node has no neighbours, only this check notices that it is dead.
         let lives = |node: &NodeId| found.silent.get(node).is_some_and(|(_, is_silent)| !is_silent);
         let living: BTreeSet<_> = found.notifiers.iter().filter(|node| lives(node)).collect();
         let leases =

@@ -47,7 +47,7 @@ const ACQUISITIONS_MAX: usize = 1_000;
 /// How long a stopping worker collects ended jobs before it releases their leases together.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// The worker of a pool on a node. Dropping it stops it and its work at once; the node's next worker of the pool waits until both end.
+/// The worker of a pool on a node. Dropping it stops it and its work at once; the node's next worker of the pool waits for both to end.
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: watch::Sender<bool>,
@@ -94,7 +94,7 @@ impl Worker {
         if let Err(error) = unless_left(shared, worker.round()).await {
             worker.abort_all().await;
             if let Err(error) = worker.clean_up().await {
-                tracing::warn!(%error, "leases could not be released; they will be free once the node leaves the role");
+                tracing::warn!(%error, "could not release leases; they become free once the node leaves the role");
             }
             return Err(error);
         }
@@ -211,7 +211,7 @@ impl WorkerTask {
         }
     }
 
-    /// Supervises the pool while the node is a member, until the pool no longer belongs to the worker's work.
+    /// Supervises the pool while the node is a member, until the pool no longer belongs to the worker.
     async fn supervise(&mut self) {
         let env = self.env().clone();
         loop {
@@ -243,7 +243,7 @@ impl WorkerTask {
         Ok(())
     }
 
-    /// Runs the transaction of a round. Returns `None` if the node's row is gone, or has another token. Its heartbeat will find that out.
+    /// Runs the transaction of a round. Returns `None` if the node's row is gone, or has another token. The heartbeat will notice that.
     async fn attempt(&mut self) -> Result<Option<RoundOutcome>> {
         let now = self.env().now();
         // If anything below fails, there will be another round.
@@ -443,7 +443,7 @@ impl WorkerTask {
         }
     }
 
-    /// Counts a failure of the work on `resource`, which began at `began`. Returns the pause before the next attempt.
+    /// Counts a failure of the work that began at `began` on `resource`. Returns the pause before the next attempt.
     fn failed(&mut self, resource: u64, began: Duration) -> Duration {
         let (env, failures) = (self.member.store.env(), self.failures.entry(resource).or_default());
         let now = env.now();

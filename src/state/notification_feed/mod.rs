@@ -198,7 +198,7 @@ struct Folds {
 }
 
 impl Folds {
-    /// The first fold may have been before the wait, and the second one may have read before it. The third one has read after the second.
+    /// The first fold may have been made before the wait, and the second may have read before it. The third has read after the second.
     const ENOUGH: u32 = 3;
 }
 
@@ -217,7 +217,7 @@ impl NotificationFeed {
                     .extend(self.context.store.run(async |tx| self.still_unfolded(&tx, some).await).await?);
             }
         }
-        // The last row may have been a tombstone that was dropped by now. In that case the horizon is after it.
+        // The last row may have been a tombstone that has been dropped since. In that case the horizon is after it.
         let last = self.last_sequence().await?.unwrap_or(Sequence::MIN);
         Ok(last.max(self.horizon().await?))
     }
@@ -289,7 +289,7 @@ impl NotificationFeed {
             let rows = tx.all_rows(drains, Isolation::Snapshot).await?;
             let rows: Vec<_> = rows.into_iter().filter_map(|row| keys.drain_row(row).ok()).collect();
             if !is_counted {
-                // No row counts the events of an instance that is gone. These are folded once no rows of the instance wait to be folded.
+                // No row counts the events of an instance that is gone. They are folded once no rows of the instance wait to be folded.
                 left.extend((!rows.is_empty()).then(|| (db.clone(), unfolded.clone())));
                 continue;
             }

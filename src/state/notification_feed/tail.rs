@@ -87,7 +87,7 @@ impl NotificationTail {
         Self { limit, ..self }
     }
 
-    /// Sets how often to poll for rows when no hint comes. Default: 1 s; at least 10 ms.
+    /// Sets how often to poll for rows when no hint arrives. Default: 1 s; at least 10 ms.
     #[must_use]
     pub fn with_poll_interval(mut self, poll_interval: Duration) -> Self {
         self.poll_interval = poll_interval;
@@ -102,7 +102,7 @@ impl NotificationTail {
         self.had_more = false;
     }
 
-    /// Returns the next page as soon as there is one. A page is empty only if the page before it had more after it, or if it only advances
+    /// Returns the next page as soon as there is one. A page is empty only if the page before it reported more rows, or if it only advances
     /// the position: at the beginning, if its rows were left out, or if the poll of the process failed.
     ///
     /// # Cancel safety

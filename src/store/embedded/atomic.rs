@@ -13,10 +13,10 @@ use crate::{
     store::AtomicOp,
 };
 
-/// What an operation does to the value of a key.
+/// The effect of an operation on the value of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The value stays, and is not copied: many small operations may be applied to one large value.
+    /// The value stays, and is not copied, because many small operations may be applied to one large value.
     Keep,
     /// The value becomes this one; `None` stands for a missing key.
     Become(Option<Bytes>),

@@ -42,7 +42,7 @@ impl ReadConflict {
 pub(super) struct WrittenRanges {
     /// The version of the newest written range over each key: a value holds from its key up to the next one.
     ranges: BTreeMap<Bytes, u64>,
-    /// The number of steps after the last sweep; the next sweep comes at twice as many.
+    /// The number of steps after the last sweep; the next sweep comes when there are twice as many.
     steps_swept: usize,
 }
 

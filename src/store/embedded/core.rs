@@ -5,8 +5,8 @@
 //! 1. `root` holds every commit up to `version` and none after it; both change together.
 //! 2. `recent` holds every published group of the last [`TRANSACTION_LIFETIME`], with what it wrote and the values that it
 //!    replaced: any version since `forgotten` can be read again by undoing the groups after it.
-//! 3. `written_ranges` holds every written range of those groups. A transaction younger than the lifetime therefore finds every write that
-//!    came after its read version. A group that was not written leaves nothing behind.
+//! 3. `written_ranges` holds every written range of those groups. A transaction younger than the lifetime therefore finds every write after
+//!    its read version. A group that was not written leaves nothing behind.
 //! 4. Versions grow with every group, and with time: by about a million per second.
 
 use std::{
@@ -37,7 +37,7 @@ use crate::{
 pub(super) struct Snapshot {
     pub root: Rows,
     pub version: u64,
-    /// The time from which on a newer version may exist, on the clock of the engine.
+    /// The time from which a newer version may exist, on the clock of the engine.
     pub taken: Duration,
 }
 

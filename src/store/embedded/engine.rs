@@ -43,7 +43,7 @@ pub(in crate::store) struct Engine {
 struct Holding {
     /// The transactions, each with the time of its snapshot; roughly in order, oldest first.
     transactions: VecDeque<(Duration, Weak<dyn Holds>)>,
-    /// How many transactions were left after the last sweep of ended ones; the next sweep comes at twice as many.
+    /// How many transactions were left after the last sweep of ended ones; the next sweep comes when there are twice as many.
     swept: usize,
 }
 
@@ -223,7 +223,7 @@ impl Engine {
     /// Returns the versions that the store has given out, as one interval for each opening, oldest first.
     pub fn openings(&self) -> Vec<(u64, u64)> {
         let (mut openings, now) = (self.history.openings().to_vec(), self.core().used());
-        // The history of a folder has the beginning of this opening.
+        // The history of a folder already contains the beginning of this opening.
         openings.retain(|(first, _)| *first < now.0);
         openings.push(now);
         openings

@@ -32,7 +32,7 @@ pub(super) enum Own {
 }
 
 impl Own {
-    /// Returns the value of the key if `stored` is in the store.
+    /// Returns the value of the key on top of `stored`, its value in the store.
     pub fn over(&self, stored: Option<&[u8]>) -> Result<Option<Bytes>, StoreError> {
         match self {
             Self::Independent(value) => Ok(value.clone()),

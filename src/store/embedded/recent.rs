@@ -2,9 +2,9 @@
 //!
 //! The resolver asks one question: was this key or range written after that version? Readers of an earlier version ask what the later
 //! groups replaced. The writes of the groups are in *blocks* of a few thousand writes, in the order of the versions. The last block is
-//! open: a commit adds its writes at the end, and a young transaction, as most are, is compared one by one with only the last few. A full
-//! block is sorted once, for older transactions: immediately if any transaction was compared with it while it was open, otherwise for the
-//! first one that has many reads. A block is dropped as a whole.
+//! open: a commit adds its writes at the end. Most transactions are young, and are compared with only the last few writes, one by one. A
+//! full block is sorted once, for older transactions: immediately if any transaction was compared with it while it was open, otherwise for
+//! the first transaction with many reads. A block is dropped as a whole.
 //!
 //! Cleared ranges and explicit write conflicts are in [`WrittenRanges`](super::conflicts::WrittenRanges).
 

@@ -70,13 +70,13 @@ struct Branch {
     children: Vec<Node>,
 }
 
-/// What a change did to a node.
+/// The effect of a change on a node.
 enum Changed {
     /// The node kept its size, or grew within its limits.
     Fits,
     /// The node became smaller, and may be empty.
     Shrunk,
-    /// The node became too large and was split. These are its right half and the separator before that.
+    /// The node became too large and was split. These are its right half and the separator before it.
     Split { separator: Vec<u8>, right: Node },
 }
 
@@ -290,7 +290,7 @@ impl Node {
     }
 }
 
-/// Splits a leaf, whose row at `index` was just written. If it is the last row, more rows are likely to follow, so only it is split off.
+/// Splits a leaf whose row at `index` was just written. If this is the last row, more are likely to follow, so only this row is split off.
 fn split(rows: &mut Packed, index: usize) -> Changed {
     let last = rows.len() - 1;
     let right = rows.split_off(if index == last { last } else { rows.middle() });

@@ -249,7 +249,7 @@ impl State {
     /// Adds a write. If the write is invalid, keeps the error for later operations.
     fn mutate(&mut self, mutation: Mutation) {
         if self.phase == Phase::Committing {
-            // The commit already has its writes, so this write cannot be added, and makes all later operations fail.
+            // The commit already has its writes. This write cannot be added, so it makes all later operations fail.
             self.bad.get_or_insert(StoreError::USED_DURING_COMMIT);
             return;
         }

@@ -1,8 +1,8 @@
 //! The FoundationDB backend: implements `Backend` with the official client library.
 //!
 //! FoundationDB's semantics are the contract of every backend, so this backend only translates: error codes keep their numbers, the
-//! client's own back-off paces retries, and watches are the client's. Calls that would make the C API abort the process, such as with an
-//! inverted range, are refused here, with the error code that the embedded engine uses.
+//! client's own back-off paces retries, and watches are the client's. Calls that would make the C API abort the process, such as one with
+//! an inverted range, are refused here, with the error code that the embedded engine uses.
 
 mod network;
 mod transaction;
@@ -106,7 +106,7 @@ mod tests {
         for code in 1..5_000 {
             let (ours, theirs) = (StoreError::from_code(code), FdbError::from_code(code));
             assert_eq!(ours.is_retryable(), theirs.is_retryable(), "{theirs}");
-            // The client does not count 1031, although the commit may still happen later.
+            // The client does not count 1031 as maybe committed, although the commit may still happen later.
             let is_maybe_committed = theirs.is_maybe_committed() || code == 1031;
             assert_eq!(ours.is_maybe_committed(), is_maybe_committed, "{theirs}");
         }

@@ -43,7 +43,7 @@ struct State {
     slot: Slot,
     /// Whether the transaction writes anything, so that it will have a versionstamp.
     writes: bool,
-    /// The error for the first invalid operation, which is kept from the client library. All later operations fail with it.
+    /// The error for the first invalid operation, which the client library does not get to see. All later operations fail with this error.
     bad: Option<StoreError>,
     options: Vec<TransactionOption>,
     /// Raised whenever the transaction is replaced or cancelled, so that operations that began earlier do not change the new state.
@@ -56,16 +56,16 @@ struct State {
 
 /// The client's transaction, by its state.
 enum Slot {
-    /// It can read and write.
+    /// The transaction can read and write.
     Open(Transaction),
-    /// Its commit is under way, or was dropped.
+    /// The commit is under way, or was dropped.
     Committing,
     Committed(TransactionCommitted),
-    /// Its commit failed. The error is shared with readers of the conflicting ranges.
+    /// The commit failed. The error is shared with readers of the conflicting ranges.
     Failed(Arc<TransactionCommitError>),
-    /// It was cancelled; so was the client's transaction, unless that was busy with a commit or a back-off.
+    /// The transaction was cancelled; so was the client's, unless that was busy with a commit or a back-off.
     Cancelled(Option<TransactionCancelled>),
-    /// It could not be created.
+    /// The client's transaction could not be created.
     Unmade(StoreError),
 }
 

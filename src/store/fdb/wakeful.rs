@@ -1,9 +1,9 @@
 //! [`Wakeful`]: a future of the client that always wakes its last poller.
 //!
-//! The client's futures check whether their result is there, and then register the waker. If the result arrives between these two steps, it
-//! wakes the waker of the previous poll. A task that is polled with one waker and then with another (moved between tasks, or polled within
-//! `join_all`, `select!` and the like) is then never woken again. The first poll has no such gap: it sets the callback last, and if the
-//! result is already there, the callback fires at once.
+//! The client's futures check whether their result has arrived, and then register the waker. If the result arrives between these two steps,
+//! it wakes the waker of the previous poll. A task that is polled with one waker and then with another (moved between tasks, or polled
+//! within `join_all`, `select!` and the like) is then never woken again. The first poll has no such gap: it sets the callback last, and if
+//! the result has already arrived, the callback fires at once.
 //!
 //! The remedy is to poll once more after registering: this finds a result that arrived before, and a later result wakes the new waker.
 

@@ -21,8 +21,7 @@ pub struct DiskStore {
 }
 
 impl DiskStore {
-    /// Returns the version of the newest recovered commit of the opening that used `version`; `None` if the folder remembers no such
-    /// opening.
+    /// Returns the newest version that was recovered from the opening that used `version`; `None` if the folder remembers no such opening.
     pub fn recovered(&self, version: u64) -> Option<u64> {
         self.engine.history().end_of(version)
     }

@@ -165,7 +165,7 @@ impl Faults {
         self.plans.plan().watches = Some(Box::new(plan));
     }
 
-    /// Forgets all plans and scripts: from now on nothing fails.
+    /// Forgets all plans and scripts, so that nothing fails from now on.
     pub fn heal(&self) {
         *self.plans.plan() = Planned::default();
     }

@@ -34,7 +34,7 @@ pub type Failed = Arc<Mutex<Option<StoreError>>>;
 /// The result of a commit: the stamp, if there was anything to write.
 pub type Stamp = Result<Option<Versionstamp>>;
 
-/// Stands between a transaction and its store. By default it changes nothing.
+/// Sits between a transaction and its store. By default, changes nothing.
 pub trait Interceptor: Send + Sync + 'static {
     /// Called when an attempt performs its first operation.
     fn begins(&self) {}
@@ -63,7 +63,7 @@ pub trait Interceptor: Send + Sync + 'static {
         set
     }
 
-    /// Decides what happens to a commit. By default it happens.
+    /// Decides what happens to a commit. By default, the commit happens.
     fn commit(self: &Arc<Self>, commit: Commit<'_>) -> BoxFuture<'static, Stamp> {
         commit.happen()
     }

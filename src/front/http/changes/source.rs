@@ -1,9 +1,9 @@
 //! [`DocChanges`] reads the changes of a database for a feed. [`Counts`] counts the changes after a position.
 //!
 //! Notifications wake a waiting feed. Every edit records an event for its database in the same transaction, so a notification follows, and
-//! the dispatcher of the process makes sure that no feed misses it. So such a feed needs a notifier on some node, as `_db_updates` does. A
-//! few things cause no notification: changes removed without an event, edits of a database that the bus considers replaced, and a shard
-//! that another node has closed. The process-wide poll finds these.
+//! the dispatcher of the process makes sure that no feed misses it. A waiting feed therefore needs a notifier on some node, as
+//! `_db_updates` does. A few things cause no notification: changes removed without an event, edits of a database that the bus considers
+//! replaced, and a shard that another node has closed. The process-wide poll finds these.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -62,7 +62,7 @@ type Kept = Vec<bool>;
 /// Which documents the feed shows, and how.
 pub(super) struct Shown {
     pub wanted: Wanted,
-    /// How the layer shows the documents, in the cases that the routers do not know.
+    /// How the layer shows the documents, in the cases that the routers cannot handle.
     pub lens: Option<Arc<dyn DocView>>,
 }
 
@@ -291,7 +291,7 @@ impl Source for DocChanges {
     }
 }
 
-/// Fails if a read of the changes from `since` fails. Later, the HTTP status can no longer report a failure.
+/// Fails if a read of the changes from `since` fails. Once the answer has begun, the HTTP status can no longer report the failure.
 async fn check(served: &Arc<Served>, db: &Db, shard: Option<ShardId>, since: Cursor) -> Result<()> {
     let feed = served.changes.feed(db);
     let _turn = served.catalogue.inner.reads.acquire().await.expect("the semaphore is never closed");

@@ -124,7 +124,7 @@ mod tests {
         {
             assert_eq!(ids.has(id), is_known, "{id}");
         }
-        // This id does not fit beside the other 5, which take one of two permits of 1 KiB.
+        // This id needs both permits of 1 KiB, and the other 5 ids hold one of them.
         let long = "x".repeat(1_100);
         assert!(Ids::new(vec![&long], &bodies).is_err());
         drop(ids);

@@ -26,14 +26,14 @@ use crate::base::{
 pub trait DbHandler<W>: Send + Sync + 'static {
     /// Works on a database. After a failure it is called again, for the same build or from the saved position, and must tolerate that.
     ///
-    /// If the database is deleted meanwhile, the future is dropped. Everything that it has started must end with it, as a [`ParallelJob`]
-    /// does, and each transaction that writes must call [`Run::verify`](crate::consumer::Run::verify) or [`Scan::save_in`], so that a
-    /// commit that is in flight when the future is dropped fails.
+    /// If the database is deleted during the work, the future is dropped. Everything that it has started must end with it, as a
+    /// [`ParallelJob`] does, and each transaction that writes must call [`Run::verify`](crate::consumer::Run::verify) or [`Scan::save_in`],
+    /// so that a commit in flight fails when the future is dropped.
     fn handle(&self, work: W) -> impl Future<Output = HandlerResult> + Send;
 
-    /// Called when databases have ended, before any work on a successor. Drop what was made for all databases of the name except the
-    /// successor, in transactions that call [`Run::verify`](crate::consumer::Run::verify): another node may already be working for a later
-    /// successor. This may be called again, or for a name on which no work was done.
+    /// Called when databases have ended, before any work on a successor. Drop what was made for each database of the name except the
+    /// successor, in transactions that call [`Run::verify`](crate::consumer::Run::verify), because another node may already be working for
+    /// a later successor. This may be called again, or for a name on which no work was done.
     fn deleted(&self, deleted: DeletedDb) -> impl Future<Output = HandlerResult> + Send {
         let _ = deleted;
         ready(Ok(()))

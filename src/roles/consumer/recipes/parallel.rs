@@ -10,9 +10,9 @@
 //!
 //! All tasks of a round read at the same version. A task that needs more time for its rows than a transaction may take continues at newer
 //! versions of its own (`A'`, `B`). If a task has done that, the tasks have read different states, and another round brings all of them to
-//! a newer one. A round only has to read what was written during the previous one. It reads these rows ahead of the work, unless there are
-//! too many for memory. So sooner or later a round is read to the end at its version, however long the work takes. That version is the
-//! result of the job.
+//! a newer state. A round only has to read what was written during the previous one. It reads these rows ahead of the work, unless there
+//! are too many for memory. So sooner or later all tasks read to the end at the version of their round, however long the work takes. That
+//! version is the result of the job.
 //!
 //! The shards of a topology entry are finished before those of the next, so that rows of one document come in order across a reshard.
 
@@ -80,9 +80,9 @@ pub struct ParallelBatch<R> {
     pub shard: ShardId,
     /// The rows, in order; at least one.
     pub rows: Vec<Arc<R>>,
-    /// A transaction that reads the store as it was when the rows were read. Use it only to read. It lives for 5 s from the beginning of
-    /// the round. If a read fails with `transaction_too_old` (1007), read at a newer version in a transaction of your own: what was written
-    /// since comes in a later batch.
+    /// A transaction that reads the store as it was when the rows were read. Use it only to read. It is valid for 5 s from the beginning of
+    /// the round. If a read fails with `transaction_too_old` (1007), read at a newer version in a transaction of your own: rows written
+    /// since then come in a later batch.
     pub snapshot: Transaction,
     /// The number of the attempt: 1, or more if the work on these rows failed before.
     pub attempt: u32,
@@ -93,7 +93,7 @@ pub struct ParallelBatch<R> {
 
 impl<R: FeedRow> ParallelBatch<R> {
     /// Makes `tx` fail if the feed is removed or resharded, or if the consumer's run is over ([`ParallelJob::with_work`]), before the
-    /// commit. Call it in each transaction that writes something permanent: stopping a task does not stop a commit in flight.
+    /// commit. Call it in each transaction that writes something permanent, because stopping a task does not stop a commit in flight.
     ///
     /// Fails with [`Error::NoFeed`] if the feed was removed, and with [`Error::Cancelled`] as [`Run::verify`](crate::consumer::Run::verify)
     /// does.
@@ -184,8 +184,8 @@ impl<R: FeedRow> ParallelJob<R> {
     /// Works through the feed until all tasks have read the same state. Returns the cursor of that state, where the next job starts.
     ///
     /// `work` gets each row at least once, newer rows of an id after older ones, and rows of different shards concurrently. It may get a
-    /// batch again after a failure, and must tolerate that. If a job that started from nothing fails, drop what was derived from its rows:
-    /// the next job from nothing does not get what was deleted meanwhile.
+    /// batch again after a failure, and must tolerate that. If a job that started from nothing fails, drop what was derived from its rows,
+    /// because the next job from nothing does not see what was deleted in between.
     ///
     /// # Errors
     ///
@@ -217,7 +217,7 @@ impl<R: FeedRow> ParallelJob<R> {
         // Where to continue in each shard; `None` if it was read to its end.
         let mut cursors: HashMap<ShardId, Option<Cursor>> = HashMap::new();
         let (mut rounds_from, mut is_first) = (*since, true);
-        // Everything up to this position was read. Each round checks it against the horizon: shards that are gone have no task to do so.
+        // Everything up to this position was read. Each round checks it against the horizon, because dropped shards have no task for that.
         let mut read_to = *since;
         loop {
             let begin = async |tx: Transaction| {

@@ -3,8 +3,8 @@
 //! This does what CouchDB's `couch_multidb_changes` does for the replicator. CouchDB reads all such databases from the beginning after
 //! every restart; here the position of each scan is saved in the user's own keys, in the same transactions as its effects.
 //!
-//! The checkpoint of the consumer cannot be that position: a change is in the feed of its database at once, but its notification follows
-//! only after a fold. The checkpoint of a shard may be between the two:
+//! The checkpoint of the consumer cannot serve as that position, because a change is in the feed of its database at once, but its
+//! notification follows only after a fold. The checkpoint of a shard may be between the two:
 //!
 //! ```text
 //!   notifications   ── db ─────────── other ──── db ──►
@@ -80,13 +80,13 @@ impl Scan {
         }
     }
 
-    /// Begins again at [`Cursor::BEGINNING`], for a scan that has expired. First drop what was derived from the database: the scan does not
-    /// return what was deleted since.
+    /// Begins again at [`Cursor::BEGINNING`], for a scan that has expired. First drop what was derived from the database, because the scan
+    /// does not return what was deleted since.
     pub fn begin_again(&mut self) {
         (self.since, *self.read_to.lock()) = (Cursor::BEGINNING, Cursor::BEGINNING);
     }
 
-    /// Saves in `tx`, together with the effects of a page, that everything up to `to`, the page's [`FeedPage::next`], has been seen. The
+    /// Saves in `tx`, together with the effects of a page, that everything up to `to` (the page's [`FeedPage::next`]) has been seen. The
     /// next scan begins there, whatever happens to this one. Fails as [`Run::verify`](crate::consumer::Run::verify) does.
     pub async fn save_in(&self, tx: &Transaction, to: Cursor) -> Result<()> {
         self.work.verify(tx).await?;
@@ -115,8 +115,8 @@ pub struct Replicate<H> {
 /// the consumer at [`Cursor::BEGINNING`], with a filter for the databases to scan.
 ///
 /// All nodes that run a member scan databases. An update during a scan causes another scan afterwards. If a database is deleted, its scan
-/// is cancelled, and [`DbHandler::deleted`] is called. Members on several nodes, or after a restart, share no memory: keep what scans find
-/// in the store.
+/// is cancelled, and [`DbHandler::deleted`] is called. Members on several nodes, or after a restart, share no memory, so keep what scans
+/// find in the store.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {

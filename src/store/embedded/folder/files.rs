@@ -65,7 +65,7 @@ pub trait File: Send {
     fn cut(&mut self, len: u64) -> io::Result<()>;
     /// Waits until all writes are on disk.
     fn sync(&mut self) -> io::Result<()>;
-    /// Whether the file still has a name: writes to a removed file are lost.
+    /// Whether the file still has a name; writes to a removed file are lost.
     fn has_name(&mut self) -> io::Result<bool>;
 }
 

@@ -128,7 +128,7 @@ impl Journal {
             |_| {},
         );
         if let Err(error) = write_all(&mut *self.file, self.end, &self.buffer) {
-            tracing::debug!(%error, "the end of the journal was not marked");
+            tracing::debug!(%error, "could not mark the end of the journal");
         }
     }
 

@@ -69,7 +69,7 @@ impl Names {
 /// The greatest number that a file's name can have, with 16 digits.
 const NUMBER_MAX: u64 = 9_999_999_999_999_999;
 
-/// A place in a file at which bytes have changed since they were written.
+/// A place in a file where bytes have changed since they were written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {

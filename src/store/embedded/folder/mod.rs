@@ -19,7 +19,7 @@
 //!
 //! # Room
 //!
-//! If the journals have grown to twice that length, commits wait for the snapshot, so the folder takes at most four times the size of its
+//! If the journals are twice as long as the snapshot, commits wait for the next one, so the folder takes at most four times the size of its
 //! rows, plus a constant. If there is no room for a snapshot or a commit, commits fail with `no_room` and have no effect, and each later
 //! commit makes another attempt. When the store is opened, an overdue snapshot is written first, or skipped if there is no room for it.
 
@@ -99,9 +99,9 @@ pub(super) struct Folder {
     sealed_len: u64,
     snapshots: Arc<Mutex<Snapshots>>,
     writing: Option<thread::JoinHandle<()>>,
-    /// Since when commits have been waiting for an overdue snapshot that keeps failing.
+    /// When commits began to wait for an overdue snapshot that keeps failing.
     waiting_since: Option<Instant>,
-    /// Set to stop writing a snapshot that is no longer needed: a large one takes seconds.
+    /// Set to stop writing a snapshot that is no longer needed, because writing a large one takes seconds.
     is_abandoned: Arc<AtomicBool>,
     marker: Box<dyn File>,
     /// Keeps other processes out, and is dropped last.
@@ -197,7 +197,7 @@ impl Folder {
         Ok(Opened { folder, root, version, history })
     }
 
-    /// Notes the opening in the journal, unless it is there already.
+    /// Notes the opening in the journal, unless that was already done.
     fn note_opening(&mut self) -> Result<(), Unwritten> {
         if let Some(version) = self.unopened {
             self.journal.append(Kind::Opening, version, |_| {})?;
@@ -395,7 +395,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // A folder that was closed cleanly has no unfinished snapshot.
+        // End the snapshot that is being written: a folder that was closed cleanly has no unfinished one.
         self.abandon();
         self.wait();
     }
@@ -438,7 +438,7 @@ impl SnapshotTask {
             }
             Err(error) => {
                 if !std::mem::replace(&mut snapshots.is_said, true) {
-                    tracing::warn!(%error, "a snapshot was not finished; it will be tried again");
+                    tracing::warn!(%error, "could not write a snapshot; it will be tried again");
                 }
                 (snapshots.due_at, snapshots.error) = (retry_at, Some(error.to_string()));
             }

@@ -191,7 +191,7 @@ impl Reading<'_> {
                     is_finished = true;
                     let found = contents.root.iter().count();
                     if count != found as u64 {
-                        let what = format!("{count} rows were written, {found} are there");
+                        let what = format!("{count} rows were written, but {found} were found");
                         reading.damage(snapshot_name(number), at, what);
                     }
                 }
@@ -286,8 +286,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Compares what was read with the note of a clean close, if there is one: without the note, a journal that has lost its end looks as
-    /// it would after a power failure.
+    /// Compares what was read with the note of a clean close, if there is one. Only the note reveals that a journal has lost its end, which
+    /// otherwise looks as it would after a power failure.
     fn closed(&mut self) -> io::Result<()> {
         let noted = match read_text(self.files, CLOSED) {
             Err(error) if self.bad_sectors == BadSectors::Pass && is_bad_sector(&error) => {
