@@ -25,10 +25,9 @@ impl<'a> Reader<'a> {
 
     /// Reads the next `len` bytes.
     pub fn take(&mut self, len: usize) -> Result<&'a [u8]> {
-        let (taken, rest) = self
-            .rest
-            .split_at_checked(len)
-            .ok_or_else(|| self.corrupt(format!("{} bytes are left, but {len} are needed", self.rest.len())))?;
+        let (taken, rest) = self.rest.split_at_checked(len).ok_or_else(|| {
+            self.corrupt(format!("{} bytes are left, but {len} are needed", self.rest.len()))
+        })?;
         self.rest = rest;
         Ok(taken)
     }

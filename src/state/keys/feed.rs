@@ -106,8 +106,9 @@ impl RowSpace {
 
     /// Decodes the sequence in the key of a row.
     pub fn sequence(&self, key: &[u8]) -> Result<Sequence> {
-        let position =
-            key.strip_prefix(&self.0[..]).ok_or_else(|| Error::corrupt("row", "its key is outside the shard"))?;
+        let position = key
+            .strip_prefix(&self.0[..])
+            .ok_or_else(|| Error::corrupt("row", "its key is outside the shard"))?;
         let (incarnation, stamp): (u16, foundationdb_tuple::Versionstamp) =
             foundationdb_tuple::unpack(position).map_err(|error| Error::corrupt("row", error.to_string()))?;
         sequence(incarnation, &stamp)
