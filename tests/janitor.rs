@@ -19,7 +19,7 @@ use notibus::{
     Bus, BusOptions, Cursor, DispatcherOptions, Error, Filter, Janitor, JanitorOptions, Notification,
     Sequence,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
-    consumer::{ParallelBatch, ParallelJob, ParallelJobOptions},
+    consumer::{ConsumerSettings, ParallelBatch, ParallelJob, ParallelJobOptions},
     cursor::Start,
     dispatcher::Item,
     feed::{HashingScheme, SchemeId, Schemes, ShardEvent},
@@ -51,6 +51,27 @@ async fn deleted(store: &Store, bus: &Bus, name: &str) -> Sequence {
 /// Lets paused time pass.
 async fn pass(time: Duration) {
     tokio::time::sleep(time).await;
+}
+
+/// Regression: a janitor counted the time during which its process was stopped, so it dropped tombstones and deleted consumers too early.
+#[tokio::test(start_paused = true)]
+async fn the_time_in_which_a_janitor_is_stopped_does_not_count() {
+    let store = Store::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    let consumer = bus.consumer("mailer").unwrap();
+    consumer.create(&ConsumerSettings::default().expiry(Some(RETENTION))).await.unwrap();
+    deleted(&store, &bus, "a").await;
+    let _janitor = frequent(&bus).await;
+    pass(RETENTION / 2).await;
+    // As if the process were stopped: no timer fires meanwhile.
+    tokio::time::advance(RETENTION * 10).await;
+    pass(RETENTION / 4).await;
+    assert_eq!((bus.stats().tombstones_dropped, bus.consumers().await.unwrap().len()), (0, 1));
+    pass(RETENTION / 2).await;
+    assert!(bus.consumers().await.unwrap().is_empty());
+    pass(RETENTION).await;
+    assert_eq!(bus.stats().tombstones_dropped, 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,7 @@
 //! [`JanitorClock`]: the total time that janitors have worked, by which tombstones and consumers without members age.
 //!
-//! Nodes compare no clocks. While no janitor works, this clock stands still, so data may be kept for longer, never for less.
+//! Nodes compare no clocks. While no janitor works, this clock stands still, so data may be kept for longer, never for less. That includes a
+//! janitor whose process was stopped: between two passes, at most two intervals count.
 //!
 //! Each pass saves an age mark, which pairs the feed's position with this time. A row is old if it is before a mark that is at least one
 //! retention old. The next janitor continues from the last mark, so a change of janitors loses at most the time since the last pass.
@@ -20,17 +21,28 @@ const MARKS: u32 = 16;
 /// The total time that janitors have worked, continued by the current one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JanitorClock {
-    /// The total time that earlier janitors worked.
-    earlier: Duration,
-    /// When this janitor began, on its own clock.
+    /// The total time that janitors had worked when the current pass began.
+    worked: Duration,
+    /// When the current pass began, on the clock of its process.
     began: Duration,
+    /// The longest time that counts from one pass to the next.
+    counted_max: Duration,
 }
 
 impl JanitorClock {
+    /// Begins the next pass.
+    pub fn next_pass(&mut self, env: &Env) {
+        (self.worked, self.began) = (self.now(env), env.now());
+    }
+
     /// Returns the time worked until now, in milliseconds.
     pub fn now_ms(self, env: &Env) -> u64 {
-        let worked = self.earlier.saturating_add(env.now().saturating_sub(self.began));
-        u64::try_from(worked.as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.now(env).as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn now(self, env: &Env) -> Duration {
+        let passed = env.now().saturating_sub(self.began).min(self.counted_max);
+        self.worked.saturating_add(passed)
     }
 }
 
@@ -41,8 +53,8 @@ impl Pass<'_> {
         let last = RangeRead::new(keys.age_marks()).limit(1).reverse();
         let page = self.read(async |tx| tx.get_range(&last, Isolation::Snapshot).await).await?;
         let last = page.rows.first().map(|row| keys.age_mark_of(row)).transpose()?;
-        let earlier = last.map_or(Duration::ZERO, |mark| Duration::from_millis(mark.worked_ms));
-        Ok(JanitorClock { earlier, began: env.now() })
+        let worked = last.map_or(Duration::ZERO, |mark| Duration::from_millis(mark.worked_ms));
+        Ok(JanitorClock { worked, began: env.now(), counted_max: self.options.interval.saturating_mul(2) })
     }
 
     /// Saves an age mark. Returns the sequence up to which rows are older than the retention.

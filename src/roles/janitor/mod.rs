@@ -75,7 +75,7 @@ impl Work for Cleaning {
     fn run(self: Arc<Self>, lease: Held, mut stop: Stop) -> BoxFuture<'static, Result<()>> {
         let work = async move {
             let pass = Pass { context: &self.context, lease: &lease, options: &self.options };
-            let clock = pass.begin_clock().await?;
+            let mut clock = pass.begin_clock().await?;
             let mut clean_to = Sequence::MIN;
             loop {
                 match pass.run(clock, &mut clean_to).await {
@@ -86,6 +86,7 @@ impl Work for Cleaning {
                     }
                 }
                 self.context.env().sleep(self.options.interval).await;
+                clock.next_pass(self.context.env());
             }
         };
         // Each transaction of a pass is complete in itself, so the work can stop between any two of them.
