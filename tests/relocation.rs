@@ -593,6 +593,22 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
     assert!(matches!(ended, Err(Error::BusGone { .. })), "{ended:?}");
 }
 
+/// Regression: a handle from before a raise could still reshard a feed. The new shards began in the old incarnation, before rows of the new
+/// one, so databases were no longer folded.
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_process_reshards_nothing_after_the_incarnation_was_raised() {
+    let store = Store::memory();
+    let forgotten = wide_bus(&store).await;
+    Bus::raise_incarnation(&store, PREFIX, Incarnation(0), true).await.unwrap();
+    let bus = wide_bus(&store).await;
+    let refused = forgotten.feed().reshard(8, None).await;
+    assert!(matches!(refused, Err(Error::BusGone { .. })), "{refused:?}");
+    bus.feed().reshard(2, None).await.unwrap();
+    let refused = forgotten.feed().reshard(8, None).await;
+    assert!(matches!(refused, Err(Error::BusGone { .. })), "{refused:?}");
+    bus.feed().topology().await.unwrap();
+}
+
 /// Checkpoints and deferred ids are moved, too: finished work is not done again, and unfinished work is.
 #[tokio::test(start_paused = true)]
 async fn consumers_go_along_to_another_store() {
