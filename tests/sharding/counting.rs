@@ -120,3 +120,39 @@ async fn the_counts_move_with_the_rows() {
     assert_eq!(moved.changes().feed(&db).pending(Cursor::BEGINNING).await.unwrap(), 20);
     check(&moved, &db, [Cursor::BEGINNING]).await;
 }
+
+/// A transaction may write to the same feed of two buses. Regression: the second bus took its documents for already written, and did not
+/// count their rows.
+#[tokio::test]
+async fn the_rows_of_two_buses_in_one_transaction_are_counted_apart() {
+    let (store, db) = (Store::memory(), db("docs", 1));
+    let bus = async |prefix: &[u8]| {
+        let options = notibus::BusOptions::default().prefix(prefix.to_vec());
+        Bus::open(&store, options).await.unwrap()
+    };
+    let buses = [bus(b"old").await, bus(b"new").await];
+    let write = async |tx: Transaction| {
+        for bus in &buses {
+            let changes = bus.changes();
+            changes.create(&tx, &db, &ChangesOptions::default()).await?;
+            let writer = changes.writer(&tx, &db).await?;
+            for id in 0..3 {
+                writer.record(&doc(id, 1), None)?;
+            }
+        }
+        Ok(())
+    };
+    store.run(write).await.unwrap();
+    for bus in &buses {
+        check(bus, &db, [Cursor::BEGINNING]).await;
+    }
+    // Nor does the removal in one bus end writers of the other.
+    let moved = async |tx: Transaction| {
+        let changes = buses[1].changes();
+        let writer = changes.writer(&tx, &db).await?;
+        buses[0].changes().remove(&tx, &db);
+        writer.record(&doc(9, 1), None)?;
+        Ok(())
+    };
+    store.run(moved).await.unwrap();
+}

@@ -145,7 +145,7 @@ impl Changes {
         for range in &self.context.keys.whole_feed(&feed) {
             tx.clear_range(range);
         }
-        PendingRows::note_removal(tx, feed.bytes());
+        PendingRows::note_removal(tx, &self.context.keys.pulse(&feed));
         self.topologies.remove(&db.instance);
     }
 

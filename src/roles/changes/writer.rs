@@ -52,6 +52,8 @@ pub struct ChangesWriter<'a> {
     tx: &'a Transaction,
     db: &'a Db,
     feed: FeedId,
+    /// The key of the feed's pulse, which identifies the feed of this bus in the transaction.
+    pulse: Vec<u8>,
     topology: Arc<Topology>,
     /// How many times the transaction had been reset, and how many times it had removed the feed, when the topology was read.
     read_at: (u64, u64),
@@ -65,8 +67,9 @@ impl<'a> ChangesWriter<'a> {
         topology: Arc<Topology>,
     ) -> Self {
         let feed = FeedId::documents(db.instance);
-        let read_at = (tx.resets(), PendingRows::removals(tx, feed.bytes()));
-        Self { changes, tx, db, feed, topology, read_at }
+        let pulse = changes.context.keys.pulse(&feed);
+        let read_at = (tx.resets(), PendingRows::removals(tx, &pulse));
+        Self { changes, tx, db, feed, pulse, topology, read_at }
     }
 
     /// Records an edit of `doc`, and the event of the database: `ddoc_updated` for a design document, otherwise `updated`. `previous` is
@@ -84,12 +87,12 @@ impl<'a> ChangesWriter<'a> {
             let reason = "its transaction was reset since; make another writer";
             return Err(Error::invalid("changes writer", reason));
         }
-        if PendingRows::removals(self.tx, self.feed.bytes()) != removals {
+        if PendingRows::removals(self.tx, &self.pulse) != removals {
             return Err(Error::NoFeed { feed: self.feed.to_string() });
         }
         let Changes { context, producer, .. } = self.changes;
         let id = doc.id.as_str();
-        let place = PendingRows::index_of(self.tx, self.feed.bytes(), id.as_bytes());
+        let place = PendingRows::index_of(self.tx, &self.pulse, id.as_bytes());
         let (order, is_first) = place.ok_or_else(|| {
             Error::invalid("documents", "a transaction records at most 65,535 documents of a database")
         })?;

@@ -74,7 +74,8 @@ pub(crate) fn remove(
 }
 
 fn count(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId, rows: i64) {
-    PendingRows::count(tx, feed.id.bytes(), feed.context.keys.row_count(feed.id, shard), rows);
+    let keys = &feed.context.keys;
+    PendingRows::count(tx, &keys.pulse(feed.id), keys.row_count(feed.id, shard), rows);
 }
 
 /// Moves the pulse of the feed, and the end of the current incarnation.
@@ -123,7 +124,7 @@ impl<'a> FeedWriter<'a> {
     }
 }
 
-/// What a transaction has written to feeds. All methods identify the feed by its bytes.
+/// What a transaction has written to feeds. All methods identify a feed by the key of its pulse, as a transaction may write to several buses.
 #[derive(Default)]
 pub(crate) struct PendingRows {
     /// For each feed, the keys of row counts, and the number of rows to add to each.
