@@ -123,6 +123,31 @@ async fn all_bodies_together_are_bounded() {
     .await;
 }
 
+/// Regression: a body took all its room before its first byte arrived, so a few clients that declared long bodies and sent nothing kept all
+/// others from recording events. Even a client that may only read `_db_updates` could do that.
+#[tokio::test]
+async fn a_body_that_does_not_arrive_takes_no_room() {
+    let options = ApiOptions::default().body_len_max(100_000).bodies_len_max(100_000);
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| {
+        api.events().merge(api.db_updates())
+    })
+    .await;
+    let begin = async |target: &str, len: usize, body: &str| {
+        let mut connection = Connection::open(fixture.at()).await;
+        let head = format!("POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len}\r\n\r\n");
+        connection.send(&(head + body)).await;
+        connection
+    };
+    let _silent =
+        [begin("/_notibus/events", 100_000, "").await, begin("/_notibus/events", 100_000, "[").await];
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let event = br#"[{"db":"a","type":"created"}]"#;
+    assert_eq!(post(&fixture, "/_notibus/events", "identity", event).await.head.status, 201);
+    // Those who only read need no long bodies.
+    let refused = begin("/_db_updates", 2_000, &" ".repeat(2_000)).await.answer().await;
+    assert_eq!(refused.head.status, 413);
+}
+
 /// Bug: the server reserved room for the longest possible body if a body was compressed or had no length, and twice that while inflating
 /// it, so one of two concurrent compressed requests was refused, however short they were.
 #[tokio::test]

@@ -102,6 +102,9 @@ async fn all_or_nothing() {
         (String::new(), 400, "body"),
         (format!("[{}]", " ".repeat(10_000)), 413, "10000 bytes"),
         (format!(r#"[{{"db":"a","type":"ddoc_updated","doc":"{}"}}]"#, "x".repeat(2_000)), 400, "Event 1"),
+        (r#"[{"db":"a","type":"created"},{"":0}]"#.to_owned(), 400, "Event 2"),
+        (r#"[{"db":"a","type":"created"}"#.to_owned(), 400, "must look like"),
+        (r#"[{"db":"a","type":"created"}] []"#.to_owned(), 400, "must look like"),
     ] {
         let answer = post(&fixture, &body).await;
         assert_eq!(answer.head.status, status, "{body}");

@@ -92,22 +92,22 @@ impl AsRef<[u8]> for Held {
 }
 
 impl Bodies {
-    /// Reads and inflates the body of a request with these headers. Fails with 413 if it is too long, with 408 if it does not arrive in
+    /// Reads and inflates the body of a request with these headers. Fails with 413 if it is longer than a body or `len_max` may be, with 408 if it does not arrive in
     /// time, with 415 if its encoding is unknown, with 400 if it breaks off or does not match its encoding, and with 503 if there is no
     /// room.
-    pub async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Failure> {
-        let (is_packed, len_max) = (is_packed(headers)?, self.len_max);
+    pub async fn receive(&self, headers: &HeaderMap, body: Body, len_max: usize) -> Result<Bytes, Failure> {
+        let (is_packed, len_max) = (is_packed(headers)?, self.len_max.min(len_max));
         // This comes first, so a client that waits for `100 Continue` need not send a body that would be refused.
         let declared = body.size_hint().exact();
         if declared.is_some_and(|len| len > len_max as u64) {
             return Err(too_large(len_max));
         }
-        let mut room = take(&self.room, declared.unwrap_or_default() as usize)?;
+        // A body takes room as it arrives: a client that declares a long one and then sends nothing must not keep others out. One without a
+        // declared length is reallocated as it grows.
+        let (mut room, factor) = (take(&self.room, 0)?, if declared.is_none() { 3 } else { 1 });
         let bytes = self
             .read(body, len_max, BODY_TIMEOUT, |len| {
-                // A body without a declared length is reallocated as it grows.
-                let grows = if declared.is_none() { 3 * len } else { 0 };
-                room.merge(take(&self.room, grows)?);
+                room.merge(take(&self.room, (factor * len).saturating_sub(UNIT * room.num_permits()))?);
                 Ok(())
             })
             .await?;
@@ -133,7 +133,7 @@ impl Bodies {
         if is_packed { inflate(&bytes, ANONYMOUS_LEN_MAX, ANONYMOUS_LEN_MAX) } else { Ok(bytes) }
     }
 
-    /// Receives at most `len_max` bytes within `limit`. Calls `make_room` with the length of each part before it keeps the part.
+    /// Receives at most `len_max` bytes within `limit`. Before it keeps another part, it calls `make_room` with the length of all parts.
     async fn read(
         &self,
         mut body: Body,
@@ -151,7 +151,7 @@ impl Bodies {
                 if bytes.len() + data.len() > len_max {
                     return Err(too_large(len_max));
                 }
-                make_room(data.len())?;
+                make_room(bytes.len() + data.len())?;
                 bytes.extend_from_slice(&data);
             }
             Ok(bytes)

@@ -4,7 +4,11 @@
 //! events that are not yet folded into it. Two requests that create or delete the same name conflict on a key that holds no value, and the
 //! store retries one of them. Requests that only update a known database do not conflict with each other.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    cell::Cell,
+    collections::{BTreeSet, HashMap},
+    fmt,
+};
 
 use axum::{
     Router,
@@ -14,8 +18,11 @@ use axum::{
     routing::post,
 };
 use futures_util::{StreamExt, TryStreamExt, stream};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
+use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
@@ -82,24 +89,54 @@ async fn answer(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     Ok(response)
 }
 
+/// Reads posted events. Fails with 400, and names the first bad event, or with 413 if there are too many.
 fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
-    let events: Vec<Event> = serde_json::from_slice(body).map_err(|error| refused(body, &error))?;
-    if events.len() > EVENTS_MAX {
-        let reason = format!("{} events are more than {EVENTS_MAX}; none was recorded.", events.len());
+    let (mut json, place) = (serde_json::Deserializer::from_slice(body), Cell::new(0));
+    let read = json.deserialize_seq(EventsVisitor(&place)).and_then(|events| json.end().map(|()| events));
+    let (events, count) = read.map_err(|error| {
+        Failure::bad_request(match place.get() {
+            1.. if error.is_data() => format!("Event {}: {error}; none was recorded.", place.get()),
+            _ => format!("The body must look like [{{\"db\":\"a\",\"type\":\"updated\"}}]: {error}"),
+        })
+    })?;
+    if count > EVENTS_MAX {
+        let reason = format!("{count} events are more than {EVENTS_MAX}; none was recorded.");
         return Err(Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason));
     }
     Ok(events)
 }
 
-/// Returns the answer to a `body` that is refused because of this error. The answer names the bad event.
-fn refused(body: &[u8], error: &serde_json::Error) -> Failure {
-    let events: Vec<Value> = serde_json::from_slice(body).unwrap_or_default();
-    let mut read = events.into_iter().map(serde_json::from_value::<Event>).enumerate();
-    let bad = read.find_map(|(place, event)| Some((place + 1, event.err()?)));
-    Failure::bad_request(match bad {
-        Some((place, error)) => format!("Event {place}: {error}; none was recorded."),
-        None => format!("The body must look like [{{\"db\":\"a\",\"type\":\"updated\"}}]: {error}"),
-    })
+/// Reads the first events of an array, and counts all. Sets the cell to the place of the event that it is reading, from 1.
+///
+/// Values that are no events are not kept: as JSON they can take many times the memory of their bytes.
+struct EventsVisitor<'a>(&'a Cell<usize>);
+
+impl<'de> Visitor<'de> for EventsVisitor<'_> {
+    type Value = (Vec<Event>, usize);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of events")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Self::Value, A::Error> {
+        let mut events = Vec::new();
+        let mut next = || {
+            self.0.set(self.0.get() + 1);
+            array.next_element()
+        };
+        while let Some(event) = next()? {
+            events.push(event);
+            if events.len() == EVENTS_MAX {
+                break;
+            }
+        }
+        self.0.set(0);
+        let mut count = events.len();
+        while count >= EVENTS_MAX && array.next_element::<IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        Ok((events, count))
+    }
 }
 
 /// Reads `body` as the body of a request, for tests.
