@@ -83,6 +83,12 @@ fn an_incarnation_is_shown_and_raised() {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("dir:{}", dir.path().join("store").display());
     assert!(notibus(&["incarnation", "show", "--store", &store], 2).contains("there is no store"));
+    // The folder of a disk that is not mounted stays empty.
+    let empty = tempfile::tempdir().unwrap();
+    let raise =
+        ["incarnation", "raise", "--from", "0", "--store", &format!("dir:{}", empty.path().display())];
+    assert!(notibus(&raise, 2).contains("there is no store"));
+    assert!(empty.path().read_dir().unwrap().next().is_none());
     assert!(
         notibus(&["incarnation", "raise", "--from", "0", "--store", &store], 2).contains("there is no store")
     );

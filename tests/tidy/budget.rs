@@ -17,23 +17,23 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/testing", 1_055),
     ("src/state", 3_075),
     ("src/state/keys", 2_645),
-    ("src/state/feed", 1_955),
+    ("src/state/feed", 1_965),
     ("src/state/membership", 2_480),
     ("src/roles", 200),
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_990),
     ("src/roles/dispatcher", 3_605),
-    ("src/roles/janitor", 750),
-    ("src/roles/changes", 875),
+    ("src/roles/janitor", 765),
+    ("src/roles/changes", 880),
     ("src/roles/consumer", 6_485),
     ("src/bus", 1_425),
     ("src/bus/relocation", 625),
-    ("src/front", 6_450),
-    ("src/bin", 2_375),
+    ("src/front", 6_500),
+    ("src/bin", 2_380),
 ];
 
 /// The line limit of all of `src`.
-const SRC_LINES: usize = 48_550;
+const SRC_LINES: usize = 48_625;
 
 /// The file limit of `src`.
 const SRC_FILES: usize = 215;

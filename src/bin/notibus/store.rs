@@ -108,13 +108,18 @@ impl StoreAddress {
     /// Fails if there is no store. Commands that must not create a store call this, because opening a folder creates one.
     pub fn check_exists(&self) -> Result<(), Failure> {
         match self {
-            Self::Dir(path) if !path.exists() => Err(Failure::BadInput(format!(
+            Self::Dir(path) if is_empty(path) => Err(Failure::BadInput(format!(
                 "there is no store at {}; `serve` and `import` create one",
                 path.display()
             ))),
             _ => Ok(()),
         }
     }
+}
+
+/// Whether there is nothing at `path`, such as in the place of a disk that is not mounted.
+fn is_empty(path: &Path) -> bool {
+    !path.exists() || path.read_dir().is_ok_and(|mut entries| entries.next().is_none())
 }
 
 impl fmt::Display for StoreAddress {

@@ -23,7 +23,7 @@
 //! | tag | record |
 //! |---|---|
 //! | 1 | a key after the prefix of the bus, and its value |
-//! | 0 | the number of records (8 bytes), the last sequence that the export could see (13), and the XXH3 hash (8) of all bytes before the hash |
+//! | 0 | the number of records (8 bytes), the end of the incarnation as its key has it, with the last sequence that the export could see, and the XXH3 hash (8) of all bytes before the hash |
 //!
 //! The rows of a legacy range, which are stored elsewhere, are exported as rows of shard 0, because that is how readers see them.
 //!
