@@ -125,7 +125,7 @@ impl Subscriber {
         let delivered = delivery.news().kinds();
         assert!(delivered.intersects(self.kinds), "{what}");
         let before = self.known.insert(name, (row.instance, row.totals));
-        // If a subscriber does not get every row, its rows do not show everything that it knew.
+        // The kinds can be checked only if the subscriber gets every row. Otherwise its last row of a name may be older than what it knows.
         if self.kinds == Kinds::ALL && !self.skips {
             self.check_kinds(delivered, row, before, &what);
         }

@@ -647,7 +647,7 @@ async fn old_results_of_runs_go_in_pages_and_young_ones_stay() {
 }
 
 /// Regression: the janitor dropped a tombstone while events of its database waited to be folded. The fold found no row, so it mistook the
-/// database for a living one, which was never deleted again.
+/// database for a living one, and nothing ever deleted it again.
 #[tokio::test(start_paused = true)]
 async fn a_waiting_event_does_not_bring_a_deleted_database_back() {
     let store = Store::memory();

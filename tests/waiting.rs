@@ -36,8 +36,8 @@ async fn counted(faults: &Faults, seconds: u64) -> OperationCounts {
     faults.counts() - before
 }
 
-/// Bug: a watch that fired for nothing was set again at once, 66,000 times a second, and setting a watch that could not be set was tried
-/// again without end in the transaction that read the rows. Fix: useless hints are spaced, and no reader waits for a watch.
+/// Bug: a watch that fired for nothing was set again at once, 66,000 times a second, and a watch that could not be set was retried
+/// endlessly in the transaction that read the rows. Fix: useless hints are spaced, and no reader waits for a watch.
 #[tokio::test(start_paused = true)]
 async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_second_and_delay_nothing() {
     for fault in [

@@ -359,8 +359,8 @@ impl Watcher {
         self.look_at_documents().await
     }
 
-    /// Sets a watch that fires for changes after `version`, and counts as a hint from `next` on. Makes only one attempt: if it fails, no
-    /// hint comes, and the next poll sets another watch.
+    /// Sets a watch that fires for changes after `version`, and whose hint comes no earlier than `next`. Makes only one attempt: if it
+    /// fails, no hint comes, and the next poll sets another watch.
     async fn watch(&mut self, key: &[u8], version: u64, next: Duration) {
         let env = self.context.env().clone();
         let tx = self.context.store.begin();

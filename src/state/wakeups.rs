@@ -329,8 +329,8 @@ mod tests {
         assert_eq!(wakeups.documents(), []);
     }
 
-    /// This process may append during the watcher's first poll, which then does not see the append. The next poll expects the append, so
-    /// nothing else would wake a reader for it.
+    /// This process may append during the watcher's first poll, which then does not see the append. The next poll expects the append and
+    /// does not report it as new, so the first poll must not set the head to an earlier position.
     #[test]
     fn a_first_look_keeps_an_append_that_it_has_not_seen() {
         let (wakeups, lanes) = (Wakeups::default(), [ShardId(1)].into_iter().collect());

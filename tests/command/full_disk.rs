@@ -42,7 +42,7 @@ fn run(mut command: Command, args: &[&str], input: &str) -> (Option<i32>, String
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// Runs a command without a limit, which must succeed; returns what it printed.
+/// Runs a command without a limit on file sizes, which must succeed; returns what it printed.
 fn printed(args: &[&str], input: &str) -> String {
     let (code, printed, said) = run(served::notibus(), args, input);
     assert_eq!(code, Some(0), "{args:?}: {said}");

@@ -501,7 +501,8 @@ async fn long_runs_do_not_keep_a_small_member_from_reading() {
     drop(consumer);
 }
 
-/// Bug: deferred ids got no turn while long runs used half of the concurrency, so an id stayed deferred after it was mended.
+/// Bug: deferred ids got no turn while long runs used half of the concurrency, so an id stayed deferred although its work would have
+/// succeeded by then.
 #[tokio::test(start_paused = true)]
 async fn long_runs_do_not_keep_deferred_ids_from_their_turn() {
     let fixture = ConsumerFixture::new(1).await;

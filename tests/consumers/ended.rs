@@ -17,8 +17,8 @@ use crate::{
 
 type Ids = Log<Work<Notification>>;
 
-/// A consumer is deleted, or expires while its only process is paused. Regression: the member waited for it without an end, and nothing said
-/// so.
+/// A consumer is deleted, or expires while its only process is paused. Regression: the member waited forever for its consumer, and reported
+/// nothing.
 #[tokio::test(start_paused = true)]
 async fn a_member_whose_consumer_was_deleted_is_informed() {
     let fixture = ConsumerFixture::new(1).await;
@@ -47,7 +47,7 @@ async fn a_consumer_that_is_deleted_while_a_member_starts_is_created_again() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Regression: a member of a bus whose incarnation was raised waited without an end.
+/// Regression: a member of a bus whose incarnation was raised waited forever.
 #[tokio::test(start_paused = true)]
 async fn a_member_of_a_bus_that_was_raised_is_informed() {
     let fixture = ConsumerFixture::new(1).await;

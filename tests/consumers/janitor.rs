@@ -90,7 +90,8 @@ async fn a_consumer_that_is_created_again_at_once_keeps_no_tombstone_that_it_has
     consumer.shutdown().await.unwrap();
 }
 
-/// The janitor reads the horizon and then the consumers: if a consumer begins while the janitor deletes, the janitor must read them again.
+/// The janitor reads the horizon and then the consumers: if a consumer begins while the janitor deletes, the janitor must read the
+/// consumers again.
 #[tokio::test(start_paused = true)]
 async fn no_consumer_begins_under_the_janitors_hand() {
     let fixture = ConsumerFixture::new(1).await;

@@ -282,7 +282,7 @@ async fn all_instances_but_the_living_one_are_reported_as_gone_however_many_have
     }
 }
 
-/// Builds all databases, except that those named `bad…` fail, and `hung` hangs, until they are mended.
+/// Builds all databases, except that those named `bad…` fail, and those named `hung…` hang, until `is_mended` is set.
 #[derive(Clone, Default)]
 struct Fussy {
     built: Arc<Mutex<BTreeSet<Db>>>,
@@ -352,7 +352,8 @@ async fn databases_that_fail_forever_keep_no_others_from_being_built() {
     views.shutdown().await.unwrap();
 }
 
-/// Bug: hung builds were never given up, so four silently stopped all others. Fix: builds without progress are cancelled and deferred.
+/// Bug: builds that hung were never abandoned, so four of them silently blocked all others. Fix: builds without progress are cancelled and
+/// deferred.
 #[tokio::test(start_paused = true)]
 async fn builds_that_hang_are_cancelled_and_leave_half_of_the_places_to_others() {
     let fixture = ConsumerFixture::new(1).await;

@@ -28,7 +28,7 @@ use notibus::{
 pub enum DiskOperation {
     /// A file is opened.
     Open(String),
-    /// These bytes of a file are read, as far as it has them.
+    /// These bytes of a file are read. The range may extend beyond the end of the file.
     Read(String, Range<u64>),
     /// This many bytes are written to a file.
     Write(String, usize),

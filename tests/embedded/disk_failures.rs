@@ -716,8 +716,8 @@ async fn a_damaged_folder_in_use_is_read_once() {
     assert_eq!(opened.load(Ordering::Relaxed), 1);
 }
 
-/// Bug: `check` reported, and kept, each number before a file with a number far ahead as missing. Fix: numbers have 16 digits, and all
-/// missing numbers are one damage.
+/// Bug: if a file had a number far ahead of the others, `check` kept and reported every number before it as missing. Fix: numbers have 16
+/// digits, and all missing numbers are one damage.
 #[tokio::test]
 async fn a_gap_in_the_numbers_is_one_damage() {
     let disk = SimulatedDisk::new(512);

@@ -11,7 +11,7 @@ use notibus::{
     store::{Isolation, KeyRange, RangeRead, Store, StoreError, Transaction},
 };
 
-/// The length of the journals from which on a snapshot is written.
+/// The length of the journals at which a snapshot is written.
 const JOURNAL_LEN: u64 = 20_000;
 
 /// The number and the length of the rows that are overwritten again and again.
@@ -48,8 +48,8 @@ fn had_no_room(result: Result<()>) {
     assert!(!error.is_maybe_committed() && !error.is_retryable(), "{error}");
 }
 
-/// Bug: journals grew for as long as snapshots failed or were being written, so a folder had no limit, and its need was documented nowhere.
-/// Fix: commits wait for an overdue snapshot.
+/// Bug: journals grew for as long as snapshots failed or were being written, so the size of a folder had no limit, and the room that it
+/// needs was not documented. Fix: commits wait for an overdue snapshot.
 #[tokio::test]
 async fn a_folder_needs_four_times_its_rows() {
     let disk = SimulatedDisk::new(4_096);

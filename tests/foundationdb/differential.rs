@@ -6,11 +6,11 @@
 //!
 //! Some things cannot be compared and are left out. On a cluster versions advance by time, so no step asks for a version that no
 //! transaction has read (whether that gives 1009 is up to the cluster), and each commit is followed by another, because whether a read
-//! version can equal the version of a stamp differs. The run waits until a new cluster is old enough, because its first versions are not
-//! too old at first. A watched key is read first, because timing decides whether a watch counts as a read if its own transaction writes the
-//! key right after it. The errors of a cluster that is slow or recovers are allowed: above all 1007, for a transaction older than 5 s. An
-//! interleaving with such an error is compared up to the error, and run again. If each run has such an error, the interleaving is counted,
-//! and reported at the end.
+//! version can equal the version of a stamp differs. The run waits until a new cluster refuses reads at its first versions, because some
+//! steps need a read version that is too old. A watched key is read first, because timing decides whether a watch counts as a read if its
+//! own transaction writes the key right after it. The errors of a cluster that is slow or recovers are allowed: above all 1007, for a
+//! transaction older than 5 s. An interleaving with such an error is compared up to the error, and run again. If each run has such an
+//! error, the interleaving is counted, and reported at the end.
 //!
 //! `NOTIBUS_DIFFERENTIAL` sets how many interleavings are run, `NOTIBUS_SEED` replays a run.
 

@@ -62,8 +62,8 @@ impl Log {
         self.text().lines().filter(is_trouble).map(str::to_owned).collect()
     }
 
-    /// Whether the log says that everything works again after the last failure that it names. A cause is not logged again during its pause,
-    /// and then neither is its end.
+    /// Whether the log says that everything works again after the last failure that it names. If a cause recurs during its pause, neither
+    /// the failure nor its end is logged.
     fn is_over(&self) -> bool {
         let is_either = |line: &&String| line.contains("trying again") || line.contains("works again");
         self.troubles().iter().rfind(is_either).is_none_or(|line| line.contains("works again"))
@@ -222,7 +222,7 @@ pub(crate) fn answer_to(mut socket: TcpStream) -> String {
 /// A client that reads a feed as it grows.
 pub(crate) struct Follower {
     feed: BufReader<TcpStream>,
-    /// The posted databases of which the client has received rows.
+    /// The posted databases for which the client has received rows.
     pub seen: BTreeSet<String>,
 }
 

@@ -205,7 +205,7 @@ async fn a_repeated_post_is_known_by_its_key() {
     // A different body with the same key is a mistake; a different key makes it a different request.
     let other = post("k1", r#"[{"db":"b","type":"created"}]"#).await;
     assert_eq!((other.head.status, &other.json()["error"]), (422, &"idempotency_key_reused".into()));
-    // Regression: the server ignored the second of two keys, so the request was known only by the first one.
+    // Regression: the server ignored the second of two keys, so it recognized a repeated request only by the first one.
     let two = "Idempotency-Key: x\r\nIdempotency-Key: y\r\n";
     let body = r#"[{"db":"a","type":"updated"}]"#;
     assert_eq!(ask(fixture.at(), "POST", "/_notibus/events", two, body).await.head.status, 400);

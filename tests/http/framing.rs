@@ -387,7 +387,7 @@ async fn types_are_derived_for_the_reader() {
     fixture.event(&a, Deleted).await;
     assert_eq!(of(String::new()).await, ["deleted"]);
     assert_eq!(of("types=created,updated".to_owned()).await, [""; 0]);
-    // The database is deleted and created again between two reads. Regression: a reader got only the creation, so nothing with
+    // The database is deleted and created again between two reads. Regression: a reader got only the creation, so it got nothing with
     // `types=deleted`.
     fixture.event(&db("a", 2), Created).await;
     assert_eq!(of(format!("since={at_update}")).await, ["deleted", "created"]);

@@ -26,7 +26,7 @@ const FEEDS: usize = 1_000;
 /// The number of minutes for which they wait.
 const MINUTES: u64 = 20;
 
-/// The maximum number of times that the process polls the feed of their database in this time: once a minute.
+/// The maximum number of times that the process polls the database's feed in [`MINUTES`]: once a minute.
 const LOOKS_MAX: usize = MINUTES as usize;
 
 /// Regression: each feed of documents polled the store every 10 s, so 10,000 of them made 1,000 transactions per second while nothing

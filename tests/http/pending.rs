@@ -43,7 +43,7 @@ async fn filled(documents: usize) -> (HttpFixture, Faults, Arc<Layer>, Db) {
 }
 
 /// Regression: the server read all rows to compute `pending` for one, so this took 0.3 ms at 1,000 documents and 55 ms at 300,000. Reading
-/// in pages took quadratic time, at the latest after the next edit.
+/// in pages took quadratic time, if not at once, then after the next edit.
 #[tokio::test]
 async fn a_page_reads_its_own_rows_wherever_it_is() {
     let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");

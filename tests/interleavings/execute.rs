@@ -188,7 +188,7 @@ impl Execution<'_> {
         let tx = &self.slots[slot].tx;
         tx.set(&self.key(b'~'), b"");
         let mut commit = pin!(tx.commit());
-        // The commit runs as far as it gets without waiting.
+        // The commit gets as far as it can without waiting.
         let begun = commit.as_mut().now_or_never();
         tx.reset();
         if begun.is_none() {

@@ -121,7 +121,8 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
     }
 }
 
-/// Regression: shutdowns waited without a limit for positions to be saved, so during an outage they lasted until its end.
+/// Regression: shutdowns waited without a time limit for positions to be saved, so a shutdown during an outage lasted as long as the
+/// outage.
 #[tokio::test(start_paused = true)]
 async fn what_saves_its_position_ends_without_the_store_too() {
     let faults = Faults::new(&Store::memory());

@@ -153,7 +153,7 @@ async fn a_start_that_fails_leaves_nothing_behind() {
 }
 
 /// Each step of a shutdown waits for the store for at most 10 s. Regression: the shutdown of a node did not notify a role whose start hung,
-/// so it waited for the start without a limit.
+/// so it waited for the start without a time limit.
 #[tokio::test(start_paused = true)]
 async fn a_node_leaves_although_the_start_of_a_role_hangs() {
     let store = Store::memory();

@@ -124,8 +124,8 @@ async fn trickle(consumers: usize, shards: u32) -> OperationCounts {
     spent
 }
 
-/// Regression: a trickle of events, or the bus's own test of itself, made every shard of every consumer write every half minute, so 16
-/// consumers of 64 shards made 21,253 commits in ten minutes.
+/// Regression: a trickle of events, or the bus's self-test, made every shard of every consumer write every half minute, so 16 consumers of
+/// 64 shards made 21,253 commits in ten minutes.
 #[tokio::test(start_paused = true)]
 async fn consumers_of_many_shards_pay_for_the_events_and_not_for_the_shards() {
     println!("| consumers | shards | 30 events in ten minutes |");

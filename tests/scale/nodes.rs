@@ -1,4 +1,4 @@
-//! Many nodes in one world: what each of them reads, and how soon the work of those that die has owners again.
+//! Many nodes in one world: what each of them reads, and how soon the work of dead nodes has owners again.
 //!
 //! 160 nodes by default. `NOTIBUS_LOAD=full cargo test --release --test scale many_nodes -- --nocapture` uses 1,000.
 
@@ -205,7 +205,7 @@ impl Life {
     }
 }
 
-/// A node reads as much among many nodes as among a few. Dead nodes are replaced equally soon, however many die at once. The cost grows
+/// A node reads as much among many nodes as among a few. Dead nodes are replaced just as quickly, however many die at once. The cost grows
 /// with the nodes, the partitions or the dead, but not with a product of these.
 #[tokio::test(start_paused = true)]
 async fn many_nodes_live_as_few_do() {

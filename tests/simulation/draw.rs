@@ -224,8 +224,8 @@ impl WorldPlan {
         plan.with_subscribers(random).with_guests(seed)
     }
 
-    /// Adds documents, consumers and clients over HTTP, each in some worlds. Each draw has its own random numbers, so that worlds without
-    /// these guests stay the same for a seed.
+    /// Adds documents, consumers and clients over HTTP, each in some worlds. Each draw has its own random numbers, so that for a given
+    /// seed, worlds without these actors stay the same.
     fn with_guests(self, seed: u64) -> Self {
         let random = |part: u64| Rng::with_seed(seed ^ part);
         self.with_unequal_nodes(&mut random(0x6e6f_6465))

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use crate::{root, sources};
 
-/// The line limit of each room. A file belongs to the longest of these paths with which its own path begins.
+/// The line limit of each room. A file belongs to the longest of these paths that its own path begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 175),
     ("src/base", 3_805),
@@ -27,13 +27,13 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/changes", 880),
     ("src/roles/consumer", 6_485),
     ("src/bus", 1_425),
-    ("src/bus/relocation", 625),
+    ("src/bus/relocation", 630),
     ("src/front", 6_500),
     ("src/bin", 2_380),
 ];
 
 /// The line limit of all of `src`.
-const SRC_LINES: usize = 48_625;
+const SRC_LINES: usize = 48_630;
 
 /// The file limit of `src`.
 const SRC_FILES: usize = 215;

@@ -34,7 +34,7 @@ fn layers() -> Vec<String> {
     names
 }
 
-/// Returns the pairs of rooms in one layer of which the first may use the second: `` `mirror` → `dispatcher` ``.
+/// Returns the pairs of rooms in one layer where the first may use the second: `` `mirror` → `dispatcher` ``.
 fn siblings() -> BTreeSet<(String, String)> {
     let map = map();
     let mut found = BTreeSet::new();

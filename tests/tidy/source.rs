@@ -54,7 +54,7 @@ impl Crate {
         self.modules.insert(path, Module { file, syntax, children, names: BTreeMap::new() });
     }
 
-    /// Returns the pairs of files of which the first uses something that the second defines.
+    /// Returns the pairs of files where the first uses something that the second defines.
     ///
     /// A declaration of a module is not a use, and neither is a re-export; what is used through a re-export belongs to the file that
     /// defines it.

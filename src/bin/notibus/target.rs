@@ -289,8 +289,8 @@ mod tests {
 
     use super::*;
 
-    /// Regression: once its store was open, a command waited for the store without a limit, and then said that nothing could be reached,
-    /// although the work may have been done.
+    /// Regression: once its store was open, a command waited for the store without a time limit, and then said that nothing could be
+    /// reached, although the work may have been done.
     #[tokio::test(start_paused = true)]
     async fn a_request_without_an_answer_is_given_up_and_named() {
         let faults = Faults::new(&Store::memory());

@@ -88,7 +88,8 @@ async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
 /// stay valid, however many times the copy was opened since.
 async fn raise(store: &Store, keys: &Keys, from: Incarnation, force: bool) -> Result<Incarnation> {
     let history = History { store, keys, incarnation: from };
-    // On a store that is older than its rows, live nodes do nothing. On any other they work, unless opening the store has kept them out.
+    // On a store that is older than its rows, live nodes do nothing. On any other store they may be working, unless this process alone has
+    // the store open and has not used the bus since.
     let is_alone = !force || store.is_unused(keys.prefix());
     let silence = if is_alone { None } else { Some(Silence::of_bus(store, keys).await?) };
     store.run(async |tx| {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The mark is a checkpoint at the first sequence of the successors. No row of the shard, and so no other checkpoint, is there. Once a
-//! shard is marked, requests to work on an id again go to the successors, or to the id's key in the shard if it has not been moved yet.
+//! shard is marked, requests to work again on an id go to the successors, or to the id's key in the shard if it has not been moved yet.
 
 use super::{
     handler::ConsumedRow,
@@ -76,7 +76,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             // A store that is older than its own rows does not show them: the shard only seems to be drained.
             History::of(&held.context).check(tx, Claim::Rows).await?;
             held.set_checkpoint(tx, moved(stored, mark));
-            // Requests to work on an id again conflict on the lease rather than on the checkpoint, which moves all the time.
+            // Requests to work again on an id conflict on the lease rather than on the checkpoint, which moves all the time.
             tx.add_write_conflict(&KeyRange::key(&keys.lease(&pool, held.shard.0)));
             changed(tx, keys, &pool);
             return Ok(Left::Moved);
@@ -122,7 +122,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (keys, consumer) = (&self.held.context.keys, &self.held.name);
         let begin = |shard| keys.deferred_of(consumer, Some(shard)).begin;
         let range = KeyRange { begin: begin(first), end: begin(end) };
-        // Serializable, so that a concurrent request to work on an id again is not left behind in the old shard.
+        // Serializable, so that a concurrent request to work again on an id is not left behind in the old shard.
         let page = tx.get_range(&RangeRead::new(range).limit(PAGE_KEYS), Isolation::Serializable).await?;
         for (key, value) in &page.rows {
             let (_, id) = keys.deferred_id(key)?;

@@ -49,7 +49,7 @@ const TAIL_ROWS: usize = 40_000;
 /// The minimum number of these rows to read in each shard.
 const TAIL_ROWS_MIN: usize = 16;
 
-/// The maximum number of positions before these rows for which the next row is read separately, lowest positions first.
+/// The maximum number of positions that lie before these rows and whose next row is read separately, lowest positions first.
 const OLDEST_MAX: usize = 1_000;
 
 /// The maximum number of feeds for which the lag of consumers is read, notifications first.

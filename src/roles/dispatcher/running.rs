@@ -97,7 +97,8 @@ impl Dispatcher {
             Some((wanted, since)) if read_to < wanted => now.saturating_sub(since),
             _ => {
                 *wanted = Some((end, now));
-                // Without an append, only the watcher takes the tail to the end soon, because the tail's own polls may be rare.
+                // Without an append, the tail reaches the end only after the watcher's next poll, which may be far off, so this requests a
+                // poll at once.
                 self.shared.context.wakeups.look();
                 std::time::Duration::ZERO
             }

@@ -1,8 +1,8 @@
 //! Deletes the row of a deleted database once it is older than [`tombstone_retention`](super::JanitorOptions::tombstone_retention) and
 //! every consumer of the notifications has passed it, judged by its low watermark, or by its start if it has none.
 //!
-//! A pass judges tombstones by the time that janitors have worked ([`clock`](super::clock)). No tombstone is dropped if its name was used
-//! again, or while the store is older than its own rows.
+//! The age of a tombstone counts only time during which a janitor worked ([`clock`](super::clock)). No tombstone is dropped if its name was
+//! used again, or while the store is older than its own rows.
 
 use futures_util::future::try_join_all;
 

@@ -14,10 +14,10 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// How many rows on one side the first step reads. Each further step reads twice as many.
+/// About how many rows the first step reads on each side of the position. Each further step reads twice as many.
 const STEP_ROWS: usize = 512;
 
-/// How many rows on one side a single transaction reads.
+/// About how many rows a single transaction reads on each side of the position.
 const TRANSACTION_ROWS: usize = 100_000;
 
 /// How many times a count over several transactions may start again because of an append. The last count may be off by the number of rows

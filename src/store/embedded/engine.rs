@@ -141,8 +141,8 @@ impl Engine {
         Self { core, env, started, committing, failed, history, used, holding }
     }
 
-    /// Registers a transaction that holds a snapshot taken at `taken`. Makes transactions that are too old by now give theirs back, because
-    /// each may hold a version of all rows, even if it is never used again.
+    /// Registers a transaction that holds a snapshot taken at `taken`. Makes transactions that are too old by now give back their
+    /// snapshots, because each snapshot may hold a version of all rows, even if its transaction is never used again.
     pub(super) fn holds(&self, taken: Duration, transaction: Weak<dyn Holds>) {
         let now = self.now();
         let mut old = Vec::new();

@@ -507,7 +507,7 @@ impl Oracle {
             let progress = model.progress.entry(id.clone()).or_default();
             let again = |key: &Option<StoredKey>| key.as_ref().and_then(|key| key.again);
             let asks = again(&after).is_some() && again(&after) != again(&before);
-            // An operator that repeats a request after an unknown result sends the same random words again.
+            // An operator that repeats a request after an unknown result sends the same random value again.
             let given_up =
                 after.as_ref().filter(|after| is_operator && after.is_pending && after.again.is_none());
             if is_operator && after.is_none() {
@@ -674,7 +674,7 @@ impl Oracle {
                         "{name} has still to work on {id:?}, which is deferred in {keys:?}"
                     ));
                 }
-                // The run with the greatest token may be one of a deleted consumer, in vain.
+                // The run with the greatest token may be a futile one of a deleted consumer, so any run counts.
                 let mut runs = self.runs.values().filter(|run| run.is_calm && run.consumer == *name);
                 if !runs.any(|run| run.shown.iter().any(|of| of.id == *id)) {
                     return Some(format!("{name} has still to try {id:?} again, which always fails"));

@@ -26,7 +26,7 @@ struct Visible {
 struct Facts {
     /// The visible states, in the order of their rows.
     rows: Vec<Visible>,
-    /// The rows with which a visible instance was gone.
+    /// The rows that show that a visible instance was gone.
     deletions: Vec<Sequence>,
     /// The newest fact of each kind about the newest instance.
     newest: BTreeMap<EventKind, Sequence>,
@@ -96,7 +96,7 @@ impl Ledger {
         })
     }
 
-    /// Returns the rows after `after` with which an instance of `name` was gone.
+    /// Returns the rows after `after` that show that an instance of `name` was gone.
     pub fn deletions_after(&self, name: &DbName, after: Start) -> &[Sequence] {
         self.0.get(name).map_or(&[], |facts| {
             &facts.deletions[facts.deletions.partition_point(|deleted| !after.is_before(*deleted))..]

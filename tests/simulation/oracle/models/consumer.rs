@@ -96,7 +96,7 @@ pub(crate) struct Progress {
     pub begun: BTreeSet<DbInstance>,
     /// The number of commits before the current request to repeat the work.
     pub asked: Option<u64>,
-    /// The random words of the last request. A retry of a request that may have been answered has the same words.
+    /// The random value in the last request. A retry of a request that may have been answered has the same value.
     words: Option<[u8; 16]>,
     /// How many times the work may be repeated on the row on which it was finished: once for each request.
     repeats: u32,
@@ -256,8 +256,8 @@ pub mod tests {
             .count()
     }
 
-    /// Regression: the oracle did not count requests when one replaced the request with which a run had begun, so the second of their two
-    /// runs was reported as a breach.
+    /// Regression: the oracle did not count a request that replaced the one that a run had begun to answer, so the run for the second
+    /// request was reported as a breach.
     pub fn work_is_finished_once_more_for_each_request() {
         let (mut progress, at) =
             (Progress::default(), Sequence::new(Incarnation(0), Versionstamp::new(1, 0), 0));
