@@ -63,6 +63,11 @@ pub(crate) trait Backend: Send + Sync + 'static {
 pub(crate) trait TransactionBackend: Send + Sync {
     /// Returns the version at which the transaction reads.
     fn read_version(&self) -> Answer<'_, u64>;
+    /// Returns the version that the clock of the store shows. Versions advance only with commits in an embedded store, so its read versions
+    /// may be older; on a cluster they are up to date.
+    fn clock_version(&self) -> Answer<'_, u64> {
+        self.read_version()
+    }
     /// Makes the transaction read at `version` instead of the newest version.
     fn set_read_version(&self, version: u64);
     /// Returns the value of `key`, with the transaction's own writes applied.

@@ -173,6 +173,11 @@ impl Transaction {
         self.0.backend.read_version().await
     }
 
+    /// Returns the version that the clock of the store shows; see [`TransactionBackend::clock_version`].
+    pub(crate) async fn clock_version(&self) -> Result<u64> {
+        self.0.backend.clock_version().await
+    }
+
     /// Reads at `version`, which another transaction returned. The reads fail with `transaction_too_old` (1007) if the store no longer
     /// keeps that version, and with `future_version` (1009) if the version has not been reached yet. If this is called after the first
     /// read, or a second time, all later operations fail with `read_version_already_set` (2010).

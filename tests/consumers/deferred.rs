@@ -697,33 +697,6 @@ async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_g
     }
 }
 
-/// The attempts on a deferred id are counted in its key, so a new member continues the count, and the pauses continue to grow.
-#[tokio::test(start_paused = true)]
-async fn the_pauses_of_a_deferred_id_grow_over_restarts() {
-    let fixture = ConsumerFixture::new(1).await;
-    let attempts = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&attempts);
-    let log = Ids::doing(move |work| {
-        seen.lock().unwrap().push(work.attempt());
-        std::future::ready(Err("never".into()))
-    });
-    fixture.create(["a"]).await;
-    let options = hinted().attempts_max(1).backoff_min(Duration::from_millis(100));
-    for attempt in 1..=7_u32 {
-        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options.clone());
-        let consumer = member.run(log.handler()).await.unwrap();
-        let deferred = async || fixture.handle().deferred(None, 1).await.unwrap().pop();
-        until("it fails", async || deferred().await.is_some_and(|id| id.attempts == attempt)).await;
-        let pause = deferred().await.unwrap().due_in_ms;
-        let longest = 100 << (attempt - 1);
-        assert!((longest / 4..=longest).contains(&pause), "{pause} ms after attempt {attempt}");
-        if attempt % 2 == 0 {
-            consumer.shutdown().await.unwrap();
-        }
-    }
-    assert!(attempts.lock().unwrap().iter().copied().eq(1..=7));
-}
-
 /// New rows of an id whose work fails do not shorten its pause; the next attempt works on the newest row.
 #[tokio::test(start_paused = true)]
 async fn new_rows_do_not_shorten_the_pause_of_a_deferred_id() {

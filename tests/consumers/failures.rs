@@ -14,6 +14,7 @@ use notibus::{
     feed::ShardId,
     store::{StoreError, testing::Operation},
 };
+use tokio::time::Instant;
 
 use crate::{
     common::{self, db, record, until, within},
@@ -336,7 +337,7 @@ async fn a_handler_that_hangs_is_dropped_at_the_end() {
             member.run(ids.handler()).await.unwrap()
         };
         until("it hangs", async || ids.calls() + rows.calls() == 1).await;
-        let began = tokio::time::Instant::now();
+        let began = Instant::now();
         consumer.shutdown().await.unwrap();
         assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
         let log = Ids::new();
@@ -486,4 +487,34 @@ async fn a_store_that_fails_is_waited_for() {
     fixture.until_done().await;
     consumer.shutdown().await.unwrap();
     assert_eq!(log.names(), ["a"]);
+}
+
+/// The attempts on a deferred id are counted in its key, so a new member continues the count, and the pauses continue to grow. Bug: a pause in
+/// an embedded store was counted from the last commit, so it was too short by up to a heartbeat. Fix: it is counted from the store's clock.
+#[tokio::test(start_paused = true)]
+async fn the_pauses_of_a_deferred_id_grow_over_restarts() {
+    let fixture = ConsumerFixture::new(1).await;
+    let attempts = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&attempts);
+    let log = Ids::doing(move |work| {
+        seen.lock().unwrap().push((work.attempt(), Instant::now()));
+        std::future::ready(Err("never".into()))
+    });
+    fixture.create(["a"]).await;
+    let options = hinted().attempts_max(1).backoff_min(Duration::from_millis(100));
+    for attempt in 1..=7_u32 {
+        let member = fixture.member().await.start_from(Cursor::BEGINNING).options(options.clone());
+        let consumer = member.run(log.handler()).await.unwrap();
+        let deferred = async || fixture.handle().deferred(None, 1).await.unwrap().pop();
+        until("it fails", async || deferred().await.is_some_and(|id| id.attempts == attempt)).await;
+        let left = Duration::from_millis(deferred().await.unwrap().due_in_ms);
+        // The attempt may have been made while the member was still starting.
+        let passed = attempts.lock().unwrap().last().unwrap().1.elapsed();
+        let longest = Duration::from_millis(100 << (attempt - 1));
+        assert!(left <= longest && left + passed >= longest / 2, "{left:?} after attempt {attempt}");
+        if attempt % 2 == 0 {
+            consumer.shutdown().await.unwrap();
+        }
+    }
+    assert!(attempts.lock().unwrap().iter().map(|(attempt, _)| *attempt).eq(1..=7));
 }

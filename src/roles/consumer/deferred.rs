@@ -253,7 +253,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         room: usize,
         turn: &impl Fn(&[u8], &[(Bytes, DeferredRow)]) -> Turn,
     ) -> Result<(Vec<DueKey>, Option<Duration>, Option<Bytes>)> {
-        let (incarnation, version) = (self.held.context.config.incarnation, tx.read_version().await?);
+        let (incarnation, version) = (self.held.context.config.incarnation, tx.clock_version().await?);
         let (ids, rest) = self.held.deferred_page(tx, read).await?;
         let (mut due, mut soonest) = (Vec::new(), None);
         let mut place = rest.map(|rest| rest.range.begin);

@@ -124,7 +124,7 @@ impl HeldShard {
             return Ok(Due::NOW);
         }
         let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
-        let at = tx.read_version().await?.saturating_add(micros);
+        let at = tx.clock_version().await?.saturating_add(micros);
         Ok(Due::At(self.context.config.incarnation, at))
     }
 

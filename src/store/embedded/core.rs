@@ -283,7 +283,7 @@ impl Core {
     }
 
     /// Returns the next version, at the time `now`.
-    fn next_version(&self, now: Duration) -> u64 {
+    pub fn next_version(&self, now: Duration) -> u64 {
         let elapsed_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
         (self.version + 1).max(self.version_start.saturating_add(elapsed_us))
     }

@@ -220,6 +220,11 @@ impl Engine {
         self.history.contains(version) || (first..=last).contains(&version)
     }
 
+    /// Returns the version that a commit would get now.
+    pub fn clock_version(&self) -> u64 {
+        self.core().next_version(self.now())
+    }
+
     /// Returns the versions that the store has given out, as one interval for each opening, oldest first.
     pub fn openings(&self) -> Vec<(u64, u64)> {
         let (mut openings, now) = (self.history.openings().to_vec(), self.core().used());

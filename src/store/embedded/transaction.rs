@@ -324,6 +324,10 @@ impl TransactionBackend for EmbeddedTransaction {
         self.reading(|state| Ok(state.snapshot().version)).into()
     }
 
+    fn clock_version(&self) -> Answer<'_, u64> {
+        self.reading(|state| Ok(state.snapshot().version.max(self.engine.clock_version()))).into()
+    }
+
     fn set_read_version(&self, version: u64) {
         let mut state = self.state();
         if state.snapshot.is_some() || state.version.is_some() {

@@ -271,6 +271,12 @@ impl<I: Interceptor> TransactionBackend for WrappedTransaction<I> {
         self.reading(Operation::ReadVersion, read, |_| (0, 0))
     }
 
+    fn clock_version(&self) -> Answer<'_, u64> {
+        let read =
+            |inner: Inner| -> BoxFuture<'static, _> { Box::pin(async move { inner.clock_version().await }) };
+        self.reading(Operation::ReadVersion, read, |_| (0, 0))
+    }
+
     fn set_read_version(&self, version: u64) {
         self.inner().set_read_version(version);
     }
