@@ -156,6 +156,39 @@ async fn log_ins_that_stall_take_nothing_from_callers_with_secrets() {
     drop(stalled);
 }
 
+/// Regression: callers without any right to a database could send long bodies to `/{db}` and `/{db}/_changes`, and so keep others from
+/// recording.
+#[tokio::test]
+async fn callers_who_only_read_take_nothing_from_those_who_record() {
+    let room = 100_000;
+    let lines = [line("scraper") + " roles=_metrics", line("writer") + " roles=_events"];
+    let options =
+        ApiOptions::default().authorize(credentials(&lines)).body_len_max(room).bodies_len_max(room);
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
+        let databases = api.recorded_databases();
+        api.events()
+            .merge(api.changes(&bus.changes(), Arc::clone(&databases)))
+            .merge(api.catalogue(databases))
+    })
+    .await;
+    let event = r#"[{"db":"a","type":"created"}]"#;
+    let mut answers = Vec::new();
+    for start in ["POST /no/_changes", "GET /no"] {
+        let mut stalled = Connection::open(fixture.at()).await;
+        let head = format!(
+            "{start} HTTP/1.1\r\nHost: localhost\r\n{}Content-Length: {room}\r\n\r\n",
+            bearer("scraper")
+        );
+        stalled.send(&(head + &" ".repeat(room - 1_000))).await;
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        let answer = ask(fixture.at(), "POST", "/_notibus/events", &bearer("writer"), event).await;
+        answers.push((start, answer.head.status));
+        drop(stalled);
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    }
+    assert_eq!(answers, [("POST /no/_changes", 201), ("GET /no", 201)]);
+}
+
 #[tokio::test]
 async fn an_open_server_says_that_everyone_is_its_admin() {
     let fixture = fixture(allow_all()).await;

@@ -37,9 +37,6 @@ const GLOBS_LEN_MAX: usize = 8_192;
 /// The maximum wait for the store before an answer begins, so that every client gets an answer within a minute, whatever the store does.
 const ANSWER_MAX: Duration = Duration::from_secs(50);
 
-/// The maximum length of a body in a request that only reads, in bytes. Such a body is empty, or `{}`.
-const BODY_LEN_OF_READERS_MAX: usize = 1_024;
-
 /// How many feeds may read the store at once; also how many may request documents or leaves (`include_docs`, `style=all_docs`) from the
 /// layer at once. Others wait their turn. The two are counted separately, so slow documents delay only feeds with documents.
 const READS_MAX: usize = 16;
@@ -178,7 +175,7 @@ impl Api {
             if !request.headers().contains_key(header::CONTENT_ENCODING) {
                 return next.run(request).await;
             }
-            receive(State((inner, usize::MAX)), request, next).await
+            receive(State((inner, Permission::Record)), request, next).await
         };
         router.layer(middleware::from_fn_with_state(Arc::clone(&self.inner), unpack))
     }
@@ -192,16 +189,11 @@ impl Api {
     /// Does the same as [`Api::guarded`], for a router that already has its state.
     pub(super) fn limited(&self, router: Router, permission: Permission) -> Router {
         let inner = || Arc::clone(&self.inner);
-        // Callers who may only read could otherwise take the room from those who record.
-        let body_len_max = match permission {
-            Permission::Updates | Permission::Metrics => BODY_LEN_OF_READERS_MAX,
-            _ => usize::MAX,
-        };
         let router = router
             // `receive` has its own limit.
             .route_layer(DefaultBodyLimit::disable())
             .route_layer(middleware::from_fn_with_state(inner(), in_time))
-            .route_layer(middleware::from_fn_with_state((inner(), body_len_max), receive));
+            .route_layer(middleware::from_fn_with_state((inner(), permission), receive));
         self.admitting(router, permission)
     }
 
@@ -255,14 +247,14 @@ async fn admit(
     }
 }
 
-/// Receives the whole body of a request, if it has at most `len_max` bytes, and passes the request on.
+/// Receives the whole body of a request, and passes the request on.
 async fn receive(
-    State((inner, len_max)): State<(Arc<Inner>, usize)>,
+    State((inner, permission)): State<(Arc<Inner>, Permission)>,
     request: Request,
     next: Next,
 ) -> Response {
     let (mut parts, body) = request.into_parts();
-    match inner.bodies.receive(&parts.headers, body, len_max).await {
+    match inner.bodies.receive(&parts.headers, body, permission).await {
         Ok(body) => {
             parts.headers.remove(header::CONTENT_ENCODING);
             parts.headers.insert(header::CONTENT_LENGTH, body.len().into());

@@ -15,7 +15,7 @@ use flate2::bufread::GzDecoder;
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::Failure;
+use super::{Failure, caller::Permission};
 use crate::base::env::Env;
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -40,7 +40,10 @@ pub(super) struct Bodies {
     env: Env,
     /// The maximum size of a body, before and after inflating, in bytes.
     len_max: usize,
+    /// The room for the bodies of callers who record or administer.
     room: Arc<Semaphore>,
+    /// The room for the bodies of callers who only read. It is separate, so that they keep nobody from recording.
+    of_readers: Arc<Semaphore>,
     /// The room for the parts of bodies that feeds keep. It is separate, so that long-lived feeds do not hold up other requests.
     kept: Arc<Semaphore>,
     /// One permit for each body of an unauthenticated caller.
@@ -57,6 +60,7 @@ impl Bodies {
             env: env.clone(),
             len_max,
             room: room(),
+            of_readers: room(),
             kept: room(),
             anonymous,
             inflating: Arc::new(inflating),
@@ -92,11 +96,22 @@ impl AsRef<[u8]> for Held {
 }
 
 impl Bodies {
-    /// Reads and inflates the body of a request with these headers. Fails with 413 if it is longer than a body or `len_max` may be, with 408 if it does not arrive in
+    /// Reads and inflates the body of a request with these headers. Fails with 413 if it is too long, with 408 if it does not arrive in
     /// time, with 415 if its encoding is unknown, with 400 if it breaks off or does not match its encoding, and with 503 if there is no
     /// room.
-    pub async fn receive(&self, headers: &HeaderMap, body: Body, len_max: usize) -> Result<Bytes, Failure> {
-        let (is_packed, len_max) = (is_packed(headers)?, self.len_max.min(len_max));
+    pub async fn receive(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        permission: Permission,
+    ) -> Result<Bytes, Failure> {
+        let is_packed = is_packed(headers)?;
+        let (all, len_max) = match permission {
+            Permission::Record | Permission::Admin => (&self.room, self.len_max),
+            Permission::Known => (&self.of_readers, self.len_max),
+            // Nothing that they may ask for needs more.
+            Permission::Updates | Permission::Metrics => (&self.of_readers, self.len_max.min(1 << 10)),
+        };
         // This comes first, so a client that waits for `100 Continue` need not send a body that would be refused.
         let declared = body.size_hint().exact();
         if declared.is_some_and(|len| len > len_max as u64) {
@@ -104,10 +119,10 @@ impl Bodies {
         }
         // A body takes room as it arrives: a client that declares a long one and then sends nothing must not keep others out. One without a
         // declared length is reallocated as it grows.
-        let (mut room, factor) = (take(&self.room, 0)?, if declared.is_none() { 3 } else { 1 });
+        let (mut room, factor) = (take(all, 0)?, if declared.is_none() { 3 } else { 1 });
         let bytes = self
             .read(body, len_max, BODY_TIMEOUT, |len| {
-                room.merge(take(&self.room, (factor * len).saturating_sub(UNIT * room.num_permits()))?);
+                room.merge(take(all, (factor * len).saturating_sub(UNIT * room.num_permits()))?);
                 Ok(())
             })
             .await?;
@@ -115,7 +130,7 @@ impl Bodies {
             return Ok(Bytes::from_owner(Held(bytes, room)));
         }
         let plain_len = plain_len(&bytes).min(len_max);
-        room.merge(take(&self.room, plain_len)?);
+        room.merge(take(all, plain_len)?);
         // The permit lives as long as the work, even if the client hangs up.
         let turn = Arc::clone(&self.inflating).acquire_owned().await;
         let inflate = move || inflate(&bytes, plain_len, len_max).map(|plain| (plain, turn));

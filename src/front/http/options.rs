@@ -22,10 +22,10 @@ pub struct ApiOptions {
     pub feeds_per_name_max: usize,
     /// How long the documents of a page may take before the feed is cut off. Default: 60 s.
     pub doc_reads_limit: Duration,
-    /// The maximum size of a request's body, before and after inflating, in bytes. Default: 1 MiB.
+    /// The maximum size of a request's body, before and after inflating, in bytes; 1 KiB where callers only read. Default: 1 MiB.
     pub body_len_max: usize,
-    /// The maximum size of all bodies that the server holds, in bytes; a body beyond that gets 503. The document ids that feeds keep
-    /// (`_doc_ids`) may take as many bytes again. Default: 64 MiB.
+    /// The maximum size of all bodies that the server holds from callers who record or administer, in bytes; a body beyond that gets 503.
+    /// The bodies of all others may take as many bytes again, and so may the document ids that feeds keep (`_doc_ids`). Default: 64 MiB.
     pub bodies_len_max: usize,
 }
 
