@@ -328,8 +328,10 @@ impl NodeHandle {
             })
         };
         #[cfg(not(unix))]
-        let signals =
-            Box::pin(stream::unfold((), async |()| tokio::signal::ctrl_c().await.ok().map(|()| ((), ()))));
+        let signals = {
+            let next = async |()| tokio::signal::ctrl_c().await.ok().map(|()| ((), ()));
+            Box::pin(stream::unfold((), next).fuse())
+        };
         Ok(signals)
     }
 

@@ -92,6 +92,15 @@ impl<'a> History<'a> {
         Ok(last)
     }
 
+    /// Fails if a position that is given out now would be before existing rows: if the store is older than its rows, or with
+    /// [`Error::BusGone`] if the incarnation was raised since the bus was opened. Returns the last sequence that `tx` can see. Code that writes
+    /// positions without a lease checks this; a raise removes all leases.
+    pub async fn check_opened(context: &'a Context, tx: &Transaction) -> Result<Sequence> {
+        let stored = tx.get(&context.keys.config(), Isolation::Serializable).await?;
+        context.config.check_stored(stored.as_deref())?;
+        Self::of(context).check(tx, Claim::Rows).await
+    }
+
     /// Does the same check for an edit of a document. Reads nothing unless this process has noted, when it opened the bus or at a later
     /// check, that the store is older than its rows. That is enough, because versions of one store never go back.
     pub async fn check_edit(context: &'a Context, tx: &Transaction) -> Result<()> {
@@ -114,7 +123,12 @@ impl<'a> History<'a> {
         let end = self.end_of(tx, position.incarnation()).await?;
         let row = row.filter(|row| row.incarnation() == position.incarnation());
         let last = end.as_ref().map(|end| end.last).max(row);
-        Ok(last.is_none_or(|last| position > last) || end.is_some_and(|end| !end.may_have_used(version)))
+        // A layer can bring rows of an earlier incarnation from another store, and adopt them. The openings then say nothing about them.
+        let is_lost = |end: EndOfIncarnation| {
+            !end.may_have_used(version)
+                && row.is_none_or(|row| end.may_have_used(row.versionstamp().version()))
+        };
+        Ok(last.is_none_or(|last| position > last) || end.is_some_and(is_lost))
     }
 
     /// Returns the versions that the store has given out, for the end of the current incarnation. None are returned if the store keeps no

@@ -392,6 +392,26 @@ async fn a_deletion_that_is_tried_again_leaves_a_new_consumer_alone() {
     assert_eq!(handle.status().await.unwrap().generation, 1, "the new one is there");
 }
 
+/// Simulated worlds found that a pause whose result was unknown could be committed after a resume that had found nothing to do, so the
+/// consumer stayed paused. The resume must conflict with the pause.
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_is_committed_after_the_resume_has_no_effect() {
+    let fixture = ConsumerFixture::new(1).await;
+    let handle = fixture.bus.consumer("c").unwrap();
+    handle.create(&from(Start::Now)).await.unwrap();
+    let row = b"notibus\x15\x19\x14";
+    fixture.faults.plan_commits(move |attempt| {
+        let is_it =
+            attempt.mutations().any(|it| matches!(it, Operation::Set { key, .. } if key.starts_with(row)));
+        is_it.then(|| CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT))
+    });
+    assert!(handle.pause().await.is_err());
+    fixture.handle().resume().await.unwrap();
+    let late = fixture.faults.commit_late().await;
+    assert!(matches!(late[..], [Err(Error::Store(StoreError::NOT_COMMITTED))]), "{late:?}");
+    assert!(!fixture.handle().status().await.unwrap().is_paused);
+}
+
 /// A creation is committed with an unknown result, and its consumer is deleted. Regression: the retry created a consumer with the same
 /// identity, so a retried deletion mistook it for the consumer that it had deleted before.
 #[tokio::test(start_paused = true)]

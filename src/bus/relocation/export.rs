@@ -16,11 +16,11 @@ use crate::{
     },
     state::{
         context::Context,
-        history::{Claim, History},
+        history::History,
         keys::{EndOfIncarnation, Keys, Layout, ShardId},
         membership::Silence,
     },
-    store::{Isolation, KeyRange, RangeRead, Row},
+    store::{Isolation, KeyRange, RangeRead, Row, Transaction},
 };
 
 /// Options of an export.
@@ -163,7 +163,7 @@ pub(crate) async fn export(
     } else {
         Some(Silence::of_bus(&context.store, &context.keys).await?)
     };
-    context.store.run(async |tx| History::of(context).check(&tx, Claim::Rows).await).await?;
+    context.store.run(async |tx| History::check_opened(context, &tx).await).await?;
     let all = || sources(&context.keys);
     let counting = &all()[0].range;
     let mut out = Hashed::new(out);
@@ -198,7 +198,12 @@ pub(crate) async fn export(
     out.put(&[END])?;
     out.put(&exported.rows.to_be_bytes())?;
     let last = Sequence::last_at(context.config.incarnation, version);
-    let openings = context.store.run(async |tx| History::of(context).openings(&tx).await).await?;
+    let openings = async |tx: Transaction| {
+        // If the incarnation was raised meanwhile, the file has rows of both.
+        History::check_opened(context, &tx).await?;
+        History::of(context).openings(&tx).await
+    };
+    let openings = context.store.run(openings).await?;
     out.put_sized(&EndOfIncarnation { last, openings }.to_bytes())?;
     let hash = out.hash.digest();
     out.put(&hash.to_be_bytes())?;

@@ -22,7 +22,7 @@ use crate::{
     },
     state::{
         feed::{RawFeed, Topology},
-        history::{Claim, History},
+        history::History,
         keys::{ConsumerRow, DeferredRow, Due, FeedId, Lease, NodeId, ShardId},
         membership::{changed, members},
     },
@@ -259,7 +259,11 @@ impl ConsumerHandle {
                 let generation = row.generation + 1;
                 self.begin_at(tx, to, ConsumerRow { generation, ..row }).await
             }
-            Change::Pause(is_paused) if row.is_paused == is_paused => Ok(()),
+            Change::Pause(is_paused) if row.is_paused == is_paused => {
+                // An earlier change whose result is unknown may still be committed. It conflicts with this.
+                tx.add_write_conflict(&KeyRange::key(&keys.consumer(&self.name)));
+                Ok(())
+            }
             Change::Pause(is_paused) => {
                 tx.set(&keys.consumer(&self.name), &ConsumerRow { is_paused, ..row }.to_bytes());
                 changed(tx, keys, &self.name.pool());
@@ -280,7 +284,7 @@ impl ConsumerHandle {
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
         // The janitor must not drop what this consumer has to read, nor its topology entry.
         tx.add_write_conflict(&keys.beginnings(&row.feed));
-        let now = History::of(&self.context).check(tx, Claim::Rows).await?;
+        let now = History::check_opened(&self.context, tx).await?;
         let start = match start {
             Start::Now => Cursor::from(now),
             Start::At(cursor) => {
@@ -333,7 +337,7 @@ impl ConsumerHandle {
         while let Some(read) = rest {
             let page = async |tx: Transaction| {
                 self.existing(&tx, Isolation::Snapshot).await?;
-                Ok((self.deferred_page(&tx, &read).await?, tx.read_version().await?))
+                Ok((self.deferred_page(&tx, &read).await?, tx.clock_version().await?))
             };
             let ((ids, after), version) = self.context.store.run(page).await?;
             let described =

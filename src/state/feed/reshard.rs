@@ -11,7 +11,7 @@ use crate::{
     },
     state::{
         context::Context,
-        history::{Claim, History},
+        history::History,
         keys::{Lanes, Layout, SHARDS_MAX, ShardId, TopologyRow},
         routing::SchemeId,
     },
@@ -99,7 +99,7 @@ impl RawFeed<'_> {
         let legacy = TopologyRow { first: Sequence::MIN, closed: false, token: new.token, layout };
         let second = new.row(Sequence::MIN, legacy.next_shard(), scheme);
         if self.is_new(tx, &legacy, Some(&second)).await? {
-            self.check_bus(tx).await?;
+            History::check_opened(self.context, tx).await?;
             tx.set(&self.context.keys.row_count(self.id, ShardId(0)), &rows.to_le_bytes());
             self.succeed(tx, &legacy, new, scheme);
         }
@@ -114,7 +114,7 @@ impl RawFeed<'_> {
         if let Some(written) = topology.entries().iter().find(|entry| entry.token == new.token) {
             return Ok(written.clone());
         }
-        self.check_bus(tx).await?;
+        History::check_opened(self.context, tx).await?;
         let current = topology.current();
         let scheme = new.scheme.unwrap_or(match current.layout {
             Layout::Legacy(_) => SchemeId::ID,
@@ -125,14 +125,6 @@ impl RawFeed<'_> {
             return Err(Error::corrupt("topology", "the shard ids are exhausted"));
         }
         Ok(self.succeed(tx, current, new, scheme))
-    }
-
-    /// Fails if an entry that begins at the stamp of `tx` would be before existing rows or other entries: if the store is older than its rows,
-    /// or if the incarnation was raised since the bus was opened.
-    async fn check_bus(self, tx: &Transaction) -> Result<()> {
-        let Context { keys, config, .. } = self.context;
-        config.check_stored(tx.get(&keys.config(), Isolation::Serializable).await?.as_deref())?;
-        History::of(self.context).check(tx, Claim::Rows).await.map(drop)
     }
 
     /// Returns true if the feed does not exist yet, and false if it begins with `first` and, if given, `second`. Fails if the feed began in
