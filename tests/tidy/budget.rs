@@ -11,13 +11,13 @@ use crate::{root, sources};
 const ROOMS: [(&str, usize); 21] = [
     ("src", 175),
     ("src/base", 3_805),
-    ("src/store", 1_395),
-    ("src/store/embedded", 5_815),
+    ("src/store", 1_405),
+    ("src/store/embedded", 5_820),
     ("src/store/fdb", 865),
-    ("src/store/testing", 1_055),
-    ("src/state", 3_075),
+    ("src/store/testing", 1_060),
+    ("src/state", 3_090),
     ("src/state/keys", 2_645),
-    ("src/state/feed", 1_965),
+    ("src/state/feed", 1_955),
     ("src/state/membership", 2_480),
     ("src/roles", 200),
     ("src/roles/producer", 545),
@@ -25,15 +25,15 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/dispatcher", 3_605),
     ("src/roles/janitor", 765),
     ("src/roles/changes", 880),
-    ("src/roles/consumer", 6_485),
-    ("src/bus", 1_425),
-    ("src/bus/relocation", 630),
-    ("src/front", 6_500),
+    ("src/roles/consumer", 6_490),
+    ("src/bus", 1_430),
+    ("src/bus/relocation", 635),
+    ("src/front", 6_505),
     ("src/bin", 2_380),
 ];
 
 /// The line limit of all of `src`.
-const SRC_LINES: usize = 48_630;
+const SRC_LINES: usize = 48_680;
 
 /// The file limit of `src`.
 const SRC_FILES: usize = 215;

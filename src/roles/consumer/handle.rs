@@ -75,7 +75,7 @@ impl Consumer {
 
     /// Completes when this member can no longer work: with [`Error::NoFeed`] if the feed of the consumer is gone, with
     /// [`Error::NoConsumer`] if the consumer was deleted or has expired, for example while this process was paused, and with
-    /// [`Error::BusGone`] if the incarnation of the bus was raised. Start another member then. Cancel safe.
+    /// [`Error::BusGone`] if the incarnation of the bus was raised. Shut this member down then, and start another. Cancel safe.
     pub async fn ended(&self) -> Error {
         self.member.ended().await
     }

@@ -169,8 +169,11 @@ impl Member {
     pub fn end(&self, error: Error) {
         self.ended.send_if_modified(|ended| {
             let is_first = ended.is_none();
-            if is_first {
+            let is_expected = matches!(error, Error::NoFeed { .. });
+            if is_first && !is_expected {
                 tracing::warn!(%error, consumer = %self.name(), "a member of a consumer has nothing left to work on");
+            }
+            if is_first {
                 *ended = Some(error);
             }
             is_first

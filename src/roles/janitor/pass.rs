@@ -15,7 +15,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JanitorOptions {
-    /// How often the janitor searches for things to delete. Default: 10 min.
+    /// How often the janitor searches for things to delete. If a pass takes longer than this, ages count more slowly. Default: 10 min.
     pub interval: Duration,
     /// The minimum time for which the row of a deleted database is kept. A subscriber that was away for longer may get [`Error::Expired`].
     /// Only time during which a janitor works counts. Default: 7 days.
