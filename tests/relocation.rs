@@ -581,6 +581,59 @@ async fn adopted_rows_of_an_earlier_incarnation_are_read_page_by_page() {
     assert!(rest.is_ok(), "{rest:?}");
 }
 
+/// Regression: a process that was forgotten when the store was restored elsewhere noticed that only with its next heartbeat, so until then
+/// it wrote rows of the old incarnation, which come before rows that readers have seen.
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() {
+    let store = Store::memory();
+    let bus = wide_bus(&store).await;
+    let forgotten = joined(&bus).await.notifier(eager()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    let raise = async |force| Bus::raise_incarnation(&store, PREFIX, Incarnation(0), force).await;
+    let refused = raise(false).await;
+    assert!(
+        matches!(refused, Err(Error::Invalid { what: "incarnation", .. })),
+        "nothing was restored: {refused:?}"
+    );
+    let refused = raise(true).await;
+    assert!(matches!(refused, Err(Error::BusInUse { nodes: 1 })), "{refused:?}");
+    // As if rows of later versions had been restored.
+    let ahead = [&[0][..], &[0x7f; 12]].concat();
+    set(&store, &[PREFIX, &[0x15, 26, 0x14]].concat(), &ahead).await;
+    assert_eq!(raise(false).await.unwrap(), Incarnation(1));
+    assert_eq!(Bus::stored_incarnation(&store, PREFIX).await.unwrap(), Incarnation(1));
+    // The forgotten process is woken at once, well before its heartbeat.
+    record(&store, &bus, &db("b", 1), [1, 0, 0, 0]).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let raised = wide_bus(&store).await;
+    assert!(raised.nodes().await.unwrap().is_empty(), "it is forgotten");
+    assert!(!raised.is_drained().await.unwrap(), "nobody folds");
+    let notifier = joined(&raised).await.notifier(eager()).await.unwrap();
+    let row = row_with(&raised, &db("b", 1), [1, 0, 0, 0]).await;
+    assert_eq!(row.sequence.incarnation(), Incarnation(1));
+    notifier.shutdown().await.unwrap();
+    // By now the forgotten process has noticed that.
+    let ended = forgotten.shutdown().await;
+    assert!(matches!(ended, Err(Error::BusGone { .. })), "{ended:?}");
+}
+
+/// Regression: a handle from before a raise could still reshard a feed. The new shards began in the old incarnation, before rows of the new
+/// one, so databases were no longer folded.
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_process_reshards_nothing_after_the_incarnation_was_raised() {
+    let store = Store::memory();
+    let forgotten = wide_bus(&store).await;
+    Bus::raise_incarnation(&store, PREFIX, Incarnation(0), true).await.unwrap();
+    let bus = wide_bus(&store).await;
+    let refused = forgotten.feed().reshard(8, None).await;
+    assert!(matches!(refused, Err(Error::BusGone { .. })), "{refused:?}");
+    bus.feed().reshard(2, None).await.unwrap();
+    let refused = forgotten.feed().reshard(8, None).await;
+    assert!(matches!(refused, Err(Error::BusGone { .. })), "{refused:?}");
+    bus.feed().topology().await.unwrap();
+}
+
 /// Regression: a handle from before a raise exported rows of the new incarnation as those of the old one.
 #[tokio::test(start_paused = true)]
 async fn a_forgotten_process_exports_nothing_after_the_incarnation_was_raised() {
