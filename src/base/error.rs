@@ -122,7 +122,7 @@ pub enum Error {
     NoShard {
         /// The id that was asked for.
         shard: u64,
-        /// Whether the shard existed once. A reader that had not read the shard to its end missed nothing, because the shard was empty.
+        /// Whether the shard once existed. A reader that had not read the shard to its end missed nothing, because the shard was empty.
         is_trimmed: bool,
     },
 
